@@ -50,31 +50,97 @@ from hpcrec.training.parts import Split
 
 
 def choose(
-    config: Config, world: World, train: Split, offers: Offers, dense: DenseSide, timer: Timer
+    config: Config,
+    world: World,
+    train: Split,
+    offers: Offers,
+    dense: DenseSide,
+    timer: Timer,
+    settled: tuple[Choice, dict[str, Any]] | None = None,
 ) -> tuple[Layout, tuple[Family, ...], Chosen | None]:
     """The layout, the families of all sets as it has them, and what form ``auto`` chose; collective.
+
+    ``settled``: a choice that is made already, and what records and checkpoints say of it.
 
     Raises
     ------
     DataError
         The data cannot be read, or have an id outside its table; on every rank.
     """
-    layout, families, chosen = offers.layout({}), offers.families, None
+    layout, families, chosen, saved = offers.layout({}), offers.families, None, settled is not None
     if offers.free and layout.way:
         raise ConfigError(
             f"exchange.form is 'auto' for {', '.join(offers.free)}, which counts bytes of one transfer, but messages "
             f"pass stages {', '.join(stage.name for stage in layout.way)}. Give these features a form."
         )
-    if offers.free:
+    if offers.free and settled is None:
         with timer("choose"):
-            choice, asks = _choice(config, world, train, offers, dense)
-            layout = offers.layout(choice.forms, choice.replicated)
-            families = offers.families_with(choice.replicated)
-            chosen = Chosen(world, _found(config, world.topology, offers, choice, asks, layout))
+            maker = ChoiceMaker(config, world, train, offers, dense)
+            settled = maker.choice, maker.found(maker.choice)
+    if settled is not None:
+        choice, found = settled
+        layout = offers.layout(choice.forms, choice.replicated)
+        families, chosen = offers.families_with(choice.replicated), Chosen(world, found, saved=saved)
     return layout, families_in(world.topology.table_sets, families), chosen
 
 
-def _choice(config: Config, world: World, train: Split, offers: Offers, dense: DenseSide) -> tuple[Choice, Asks]:
+class ChoiceMaker:
+    """Counts what each form would cost, and chooses; collective.
+
+    Parameters
+    ----------
+    config, world, train, offers, dense
+        As of ``choose``.
+
+    Attributes
+    ----------
+    asks : Asks
+    item_bytes : ItemBytes
+    chooser : Chooser
+    choice : Choice
+        That of fewest bytes.
+
+    Raises
+    ------
+    DataError
+        As of ``choose``.
+    """
+
+    def __init__(self, config: Config, world: World, train: Split, offers: Offers, dense: DenseSide) -> None:
+        self._config, self._topology, self._offers = config, world.topology, offers
+        self.asks, self.item_bytes = _asks(config, world, train, offers), _item_bytes(config)
+        chooser = partial(
+            Chooser,
+            asks=self.asks,
+            item_bytes=self.item_bytes,
+            budget_bytes=0 if config.exchange.codec in ("fp16", "dct") else config.exchange.auto_copies,
+            dense_elements=dense.elements,
+            dense_item_bytes=dense.item_bytes,
+            samples=config.train.batch_size,
+            groups=world.topology.groups,
+        )
+        self.chooser = chooser(offers)
+        self.choice = self.chooser.choose() if offers.kept is None else choose_kept(offers, chooser)
+
+    def found(self, choice: Choice) -> dict[str, Any]:
+        """What a run's records say of a choice."""
+        offers = self._offers
+        layout = offers.layout(choice.forms, choice.replicated)
+        reduction = reduction_of(self._config, layout, self._topology)
+        far = cross_host_bytes(layout, self.asks, reduction, item_bytes=self.item_bytes)
+        return {
+            "forms": choice.forms,
+            "copied_tables": [t for f in offers.families if f.name in choice.replicated for t in f.tables],
+            "reduce": reduction.way,
+            "predicted_cross_host_bytes_per_step": far,
+            "predicted_bytes_per_step": choice.predicted,
+            "single_form_bytes_per_step": choice.single,
+            "owner_flops_per_step": choice.flops,
+            **({} if offers.kept is None else _kept(layout, self.asks, self.item_bytes)),
+        }
+
+
+def _asks(config: Config, world: World, train: Split, offers: Offers) -> Asks:
     error, counter, rows = None, None, None
     try:
         counter = _counted(config, train, offers, world)
@@ -87,17 +153,7 @@ def _choice(config: Config, world: World, train: Split, offers: Offers, dense: D
     asks = counter.asks(world.main.allreduce(counter.totals()))
     if offers.kept is not None:
         asks = asks.with_forecast(make_forecast(config, offers, world.main.allgather(rows)))
-    chooser = partial(
-        Chooser,
-        asks=asks,
-        item_bytes=_item_bytes(config),
-        budget_bytes=0 if config.exchange.codec in ("fp16", "dct") else config.exchange.auto_copies,
-        dense_elements=dense.elements,
-        dense_item_bytes=dense.item_bytes,
-        samples=config.train.batch_size,
-        groups=world.topology.groups,
-    )
-    return (chooser(offers).choose() if offers.kept is None else choose_kept(offers, chooser)), asks
+    return asks
 
 
 def _counted(config: Config, train: Split, offers: Offers, world: World) -> Counter:
@@ -133,23 +189,6 @@ def _counted(config: Config, train: Split, offers: Offers, world: World) -> Coun
             for batch in batches:
                 counter.add(batch.bags, len(batch.label))
     return counter
-
-
-def _found(
-    config: Config, topology: Topology, offers: Offers, choice: Choice, asks: Asks, layout: Layout
-) -> dict[str, Any]:
-    """What a run's records say of the choice."""
-    reduction, item_bytes = _reduction(config, layout, topology), _item_bytes(config)
-    return {
-        "forms": choice.forms,
-        "copied_tables": [t for f in offers.families if f.name in choice.replicated for t in f.tables],
-        "reduce": reduction.way,
-        "predicted_cross_host_bytes_per_step": cross_host_bytes(layout, asks, reduction, item_bytes=item_bytes),
-        "predicted_bytes_per_step": choice.predicted,
-        "single_form_bytes_per_step": choice.single,
-        "owner_flops_per_step": choice.flops,
-        **({} if offers.kept is None else _kept(layout, asks, item_bytes)),
-    }
 
 
 def _kept(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> dict[str, Any]:
@@ -197,7 +236,7 @@ def make_exchange(
         _refuse_parts(config, layout, world.topology, direct=direct)
     if layout.way:
         _refuse_way(config, layout, direct=direct)
-    reduction = _reduction(config, layout, world.topology)
+    reduction = reduction_of(config, layout, world.topology)
     on_devices = config.store.on_gpu or config.dense.device != "cpu"
     apart = several > 1 and not (
         parts or layout.way or layout.added or layout.merged or reduction.inside or reduction.across or on_devices
@@ -366,7 +405,7 @@ def _item_bytes(config: Config) -> ItemBytes:
     return ItemBytes(wire_item_bytes(kind, dtype), thresholded, held=dtype.itemsize)
 
 
-def _reduction(config: Config, layout: Layout, topology: Topology) -> Reduction:
+def reduction_of(config: Config, layout: Layout, topology: Topology) -> Reduction:
     """Which owners add partial results of that layout."""
     return reduction_for(
         layout,

@@ -171,7 +171,7 @@ def _merged_elements(layout: Layout, rank: int, mean_ids: dict[str, float], runn
 
 def _relayed(config: Config, topology: Topology, rank: int) -> float:
     """What passes a rank between hosts, for others of its host too, as a part of its own messages."""
-    if config.exchange.path != "levels" or not 1 < topology.n_hosts < topology.size:
+    if config.exchange.path == "flat" or not 1 < topology.n_hosts < topology.size:
         return 0.0
     pairs, here = pairs_of(topology.host_of, rank), topology.host_of.count(topology.host_of[rank])
     return sum(len(pair.there) for pair in pairs if pair.gate == rank) * here / topology.size

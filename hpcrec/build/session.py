@@ -19,6 +19,7 @@ from hpcrec.build.auto import choose, make_exchange, make_pipeline
 from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
+from hpcrec.build.path import settle
 from hpcrec.build.tables import (
     DTYPES,
     describe_policy,
@@ -30,6 +31,7 @@ from hpcrec.build.tables import (
     whole_tables,
 )
 from hpcrec.comm.failure import agree, unwatch, watch
+from hpcrec.comm.prices import PATHS
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
@@ -96,14 +98,26 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     _check_same_deal(agreed(lambda: _dealt(splits, world.topology)), world)
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
-    how = {"reading": reading, "levels": world.by_levels}
-    tables, _, offers = agreed(lambda: make_offers(config, dataset, operators, world.topology, **how))
-    agreed(lambda: offers.layout({}))  # refuses what cannot be had, before anything is counted or made
+    offer = partial(make_offers, config, dataset, operators, world.topology, reading=reading)
+    path = PATHS[world.by_levels]
+    paths = PATHS if config.exchange.path == "auto" and world.by_levels else (path,)
+    offered = agreed(lambda: {path: offer(levels=path == "levels") for path in paths})
+    agreed(
+        lambda: [offers.layout({}) for _, _, offers in offered.values()]
+    )  # refuses what cannot be had, before all else
     agreed(lambda: _check_threads(config, world))
     place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
     dense = agreed(lambda: DenseSide(config, model, operators, world, place, others))
-    timer, signal = PhaseTimer(), watch()
-    layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer)
+    timer, signal, settled = PhaseTimer(), watch(), None
+    if len(paths) > 1:
+        with timer("choose"):
+            every = {path: offers for path, (_, _, offers) in offered.items()}
+            settled = settle(config, world, splits["train"], every, dense)
+        path = settled.path
+        world.take_path(path)
+    tables, _, offers = offered[path]
+    decided = None if settled is None else (settled.choice, settled.found)
+    layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer, decided)
     part = agreed(lambda: dense.part(layout.away))
     affinity = None if reading else agreed(lambda: make_affinity(config, tables, families, world.topology.dense))
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
@@ -164,9 +178,14 @@ def make_world(config: Config) -> World:
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
         piece_bytes=config.exchange.piece_bytes,
-        levels=config.exchange.path == "levels",
+        levels=_may_level(config),
         lanes=() if make_policy(config).in_flight == 1 else (VALUES, GRADIENTS),
     )
+
+
+def _may_level(config: Config) -> bool:
+    exchange = config.exchange  # a path that is chosen is one that can be had
+    return exchange.path == "levels" or (exchange.path == "auto" and exchange.windows and exchange.gpu_messages != "on")
 
 
 def _why_flat(config: Config, world: World) -> str:

@@ -67,7 +67,8 @@ def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
         return offered()[0] if form == "auto" or FORMS[form].stages or FORMS[form].conditional else form
 
     forms = {feature: plain(form) for feature, form in exchange.forms.items()}
-    return replace(exchange, form=plain(exchange.form), forms=forms, **defaults)
+    path = "flat" if exchange.path == "auto" else exchange.path
+    return replace(exchange, form=plain(exchange.form), forms=forms, path=path, **defaults)
 
 
 def make_policy(config: Config) -> Policy:
@@ -202,7 +203,7 @@ def make_offers(
     """Tables of all sets, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
 
     A message is read to one set: offers know of the tables of one. ``levels``: whether messages between hosts go by way
-    of one rank of each; by default as it is configured.
+    of one rank of each; by default as it is configured, where it may be chosen as if it were.
 
     Raises
     ------
@@ -294,7 +295,7 @@ def _bytes_of_copies(
 def _hosts_add(config: Config, topology: Topology, levels: bool | None) -> bool:
     """Whether ranks of a host may add what they have for another host: owners of a bag, dense ranks of a row."""
     parts = getattr(make_policy(config), "parts", False)  # of a step, which cross apart
-    by_levels = config.exchange.path == "levels" if levels is None else levels
+    by_levels = config.exchange.path != "flat" if levels is None else levels
     if not by_levels or parts or not 1 < topology.n_hosts < topology.size:
         return False
     return config.exchange.reduce != "dense" and config.exchange.codec != "dct"

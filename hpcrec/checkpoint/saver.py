@@ -117,7 +117,7 @@ class Saver:
             claim=self._claim,
         )
         writer.begin()
-        self._store, said = session.parts.store, {**state.identity(session), **extra}
+        self._store, said = session.parts.store, {**state.said(session), **extra}
         if not self._background:
             for write in parts_of(session, said, some=base is not None):
                 write(writer)

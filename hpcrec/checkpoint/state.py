@@ -39,7 +39,7 @@ def save(session: Session, folder: Path, extra: dict[str, Any]) -> Path:
     session.parts.pipeline.rest()
     writer = CheckpointWriter(folder, session.step, session.parts.world.main)
     writer.begin()
-    for write in parts_of(session, {**identity(session), **extra}):
+    for write in parts_of(session, {**said(session), **extra}):
         write(writer)
     return writer.commit()
 
@@ -95,6 +95,15 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
         if session.topology.rank == 0:
             ledger.restore(wire_bytes, ledger.messages() if wire_messages is None else wire_messages)
     return checkpoint.state
+
+
+EXCHANGE = "exchange"  # what a run with exchange.path "auto" has chosen
+
+
+def said(session: Session) -> dict[str, Any]:
+    """What state.json says of a run besides its position."""
+    chosen = session.parts.chosen
+    return {**identity(session), **({} if chosen is None or not chosen.saved else {EXCHANGE: chosen.found})}
 
 
 def identity(session: Session) -> dict[str, Any]:

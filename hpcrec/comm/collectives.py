@@ -82,6 +82,8 @@ class Collectives:
     ----------
     without_windows : str
         Why they do not; empty where they do, or would if a host had several ranks.
+    by_levels : bool
+        Whether messages between hosts go by way of one rank of each; see ``take_path``.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Collectives:
         self._windows: Windows | None = None
         self._levels: Levels | None = None
         self._small_windows: Windows | None = None  # for numbers, which are sent between two messages
+        self.by_levels = False
         self.without_windows = "" if windows else "not asked for"
         if windows and comm.size > 1:
             here = [rank for rank, same in enumerate(ledger.same_host(ranks)) if same]
@@ -118,16 +121,16 @@ class Collectives:
                     pairs = pairs_of(host_of, comm.rank)
                     self._levels = Levels(comm, self._windows, pairs, self._unit)
                     self._small_levels = Levels(comm, self._small_windows, pairs)
+        self.by_levels = self._levels is not None
 
-    @property
-    def by_levels(self) -> bool:
-        """Whether messages between hosts go by way of one rank of each."""
-        return self._levels is not None
+    def take_path(self, path: str) -> None:
+        """From the next message on they go ``flat``, or by ``levels`` where they can; alike on every rank."""
+        self.by_levels = self._levels is not None and path == "levels"
 
     def alltoall(self, send_RM: Ints, tag: str) -> Ints:
         """Row ``i`` of int64 [R, M] goes to rank ``i``; returns what came from each."""
         recv_RM = np.empty(send_RM.shape, send_RM.dtype)
-        if self._small_windows is not None:
+        if self.by_levels and self._small_windows is not None:
             bytes_R = np.full(self.size, send_RM[0].nbytes, np.int64)
             at_R = np.cumsum(bytes_R) - bytes_R
             self._small_windows.room(send_RM.nbytes)[:] = np.ascontiguousarray(send_RM).view(np.uint8).reshape(-1)
@@ -167,7 +170,7 @@ class Collectives:
         """
         sent_at_R = self._places(send_bytes_R, "send")
         recv_at_R = self._places(recv_bytes_R, "receive")
-        if self._levels is None:
+        if not self.by_levels:
             self.ledger.add(tag, self._ranks_R, send_bytes_R)
         windows, in_window, self._in_window = self._windows, self._in_window, None
         total = int(recv_bytes_R.sum()) + behind_bytes
@@ -177,7 +180,7 @@ class Collectives:
         if windows is not None and send is not in_window:
             given, send = send, windows.room(send.nbytes).view(send.dtype)
             send[:] = given
-        if self._levels is not None:
+        if self.by_levels and self._levels is not None:
             with self.lane.inside(tag):
                 messages_R = self._levels.swap(recv, sent_at_R, send_bytes_R, recv_at_R, recv_bytes_R)
             self.ledger.add(tag, self._ranks_R, send_bytes_R, messages_R)
@@ -203,7 +206,7 @@ class Collectives:
             As of ``alltoallv``.
         """
         windows = self._windows
-        if windows is None or len(windows.local_L) < self.size or self._levels is not None:
+        if windows is None or len(windows.local_L) < self.size or self.by_levels:
             sizes_R = self.alltoall(send_bytes_R[:, None], tag)[:, 0]
             came = self.alltoallv(send, send_bytes_R, sizes_R, tag).view(np.uint8)
             return np.split(came[: int(sizes_R.sum())], np.cumsum(sizes_R)[:-1])

@@ -305,8 +305,15 @@ class World:
     @property
     def by_levels(self) -> bool:
         """Whether messages of all ranks between hosts go by way of one rank of each."""
-        lanes = [lane for lane in self._lanes.values() if lane is not None]
-        return all(of.by_levels for of in (self.main, self.route, *lanes))
+        return all(of.by_levels for of in self._of_all())
+
+    def take_path(self, path: str) -> None:
+        """From now on they go ``flat``, or by ``levels`` where the world was made so; nothing is under way."""
+        for of in self._of_all():
+            of.take_path(path)
+
+    def _of_all(self) -> list[Collectives]:
+        return [self.main, self.route, *(lane for lane in self._lanes.values() if lane is not None)]
 
     def describe(self) -> dict[str, object]:
         """What ``summary.json`` says of it: the ranks, and whether those of a host share memory, or why not."""

@@ -265,12 +265,14 @@ class ExchangeConfig:
     """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
     windows: Flag = True
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
-    path: Literal["flat", "levels"] = "flat"
+    path: Literal["flat", "levels", "auto"] = "flat"
     """How messages cross between hosts. flat: each rank sends its own to every rank of the others. levels: ranks of a
     host put theirs together, so that between two hosts one message crosses each way, by ranks that share the other
-    hosts among them; vectors of bags are added before they cross, and tables dealt within hosts (docs/exchange.md). It
-    needs exchange.windows. Changes no result beyond the order of sums; but a dynamic table that becomes full has other
-    ids, where it is dealt to fewer owners."""
+    hosts among them; vectors of bags are added before they cross, rows asked for once a host, and tables dealt within
+    hosts (docs/exchange.md). It needs exchange.windows. auto: that of fewest seconds a step, with forms that are auto,
+    by bytes that are counted on the first exchange.auto_steps batches and prices that are measured; a run that goes on
+    has what its checkpoint says. Changes no result beyond the order of sums; but a dynamic table that becomes full has
+    other ids, where it is dealt to fewer owners."""
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
     of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with
@@ -1132,7 +1134,7 @@ def _form_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
 def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
     if "auto" in (exchange.form, *exchange.forms.values()):
         return
-    for name in ("auto_steps", "auto_copies"):
+    for name in ("auto_copies",) if exchange.path == "auto" else ("auto_steps", "auto_copies"):
         if getattr(exchange, name) != getattr(ExchangeConfig, name):
             value = getattr(exchange, name)
             yield f"exchange.{name}", f"is {value}, but no form is 'auto'. Set exchange.form = 'auto', or remove it."

@@ -99,7 +99,6 @@ class Chooser:
         So a way that is harder to follow is taken only where it saves something.
         """
         offers = self._offers
-        single = {form: sum(self.predicted(offers.single(form)).values()) for form in offers.forms}
         alone = self._apart()
         learned = offers.learned and any(isinstance(o, Learned) for o in offers.operators.values())
         stays = [(name, most) for name in self._staying for most in (False, True)[: 1 + learned]]  # else the same
@@ -114,10 +113,18 @@ class Chooser:
         fewest = min(totals)
         enough = fewest + WORTH * abs(fewest)  # what slices spare the sum of dense gradients may be more than all else
         best, replicated = next(way for way, total in zip(ways, totals, strict=True) if total <= enough)
-        layout = offers.layout(best, replicated)
+        return self._made(best, replicated)
+
+    def single(self, form: str) -> Choice:
+        """One form for all features that may be chosen for."""
+        return self._made(self._offers.single(form), ())
+
+    def _made(self, given: Mapping[str, str], replicated: tuple[str, ...]) -> Choice:
+        layout = self._offers.layout(given, replicated)
         forms = {f: form for f, form in layout.form_of.items() if not FORMS[form].local}
         flops = sum(owner_flops(layout, self._samples).values())
-        return Choice(forms, replicated, self.predicted(best, replicated), single, flops)
+        single = {form: sum(self.predicted(self._offers.single(form)).values()) for form in self._offers.forms}
+        return Choice(forms, replicated, self.predicted(given, replicated), single, flops)
 
     def predicted(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> dict[str, float]:
         """Bytes of a step by tag."""

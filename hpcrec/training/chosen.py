@@ -19,14 +19,17 @@ class Chosen:
     world : World
     found : dict
         What was chosen and what it was predicted to cost, JSON-like.
+    saved : bool
+        Whether checkpoints are to have it, by which a run that goes on has the same: it was chosen by measurement.
 
     Attributes
     ----------
     found : dict
+    saved : bool
     """
 
-    def __init__(self, world: World, found: dict[str, Any]) -> None:
-        self.found = found
+    def __init__(self, world: World, found: dict[str, Any], *, saved: bool = False) -> None:
+        self.found, self.saved = found, saved
         self._world = world
         self._began: tuple[int, np.ndarray] | None = None  # first step of this process, and the bytes sent before it
 

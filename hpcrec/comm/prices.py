@@ -1,0 +1,103 @@
+"""What messages of all ranks to all cost by either path: seconds of a phase, and of a byte, measured on these ranks.
+
+Between hosts messages go flat or by levels (``Collectives.by_levels``), inside a host the same way by both. Small and
+larger ones are sent a few times each, and times of the slowest rank are taken: every rank has the same prices. Knows
+bytes, not what they mean.
+"""
+
+import time
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.sizes import UNIT_BYTES
+from hpcrec.comm.world import World
+from hpcrec.types import Ints
+
+PATHS = ("flat", "levels")
+REPEATS, WARMUP = 5, 1
+RANK_BYTES = 1 << 20  # that a rank sends in larger ones
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Of one path.
+
+    Attributes
+    ----------
+    phase_s : float
+        Of a phase, whatever crosses in it.
+    far_byte_s : float
+        Of a byte to another host, of those that a host sends.
+    near_byte_s : float
+        Of a byte inside a host, of those that its ranks send each other.
+    meeting_s : float
+        Of a phase in which ranks of a host alone send something, whatever it is.
+    """
+
+    phase_s: float
+    far_byte_s: float
+    near_byte_s: float
+    meeting_s: float
+
+    def step_s(self, phases: int, meetings: int, far_bytes: float, near_bytes: float) -> float:
+        """Of so many phases, and meetings of hosts; a host sends so many bytes, and its ranks so many to each other."""
+        fixed_s = phases * self.phase_s + meetings * self.meeting_s
+        return fixed_s + far_bytes * self.far_byte_s + near_bytes * self.near_byte_s
+
+    def as_dict(self) -> dict[str, float]:
+        """For records."""
+        return asdict(self)
+
+
+def measure(world: World) -> dict[str, Prices]:
+    """Those of each path; collective, on the main thread, before there are steps. Leaves the path as it was."""
+    topology, before = world.topology, world.by_levels
+    meeting_s = _meeting_s(world)
+    host_R = np.array(topology.host_of)
+    far_R = host_R != host_R[topology.rank]
+    each = max(UNIT_BYTES, RANK_BYTES // topology.size // UNIT_BYTES * UNIT_BYTES)
+    found = dict[str, Prices]()
+    for path in PATHS:
+        world.take_path(path)
+        small_s = _seconds(world, np.full(topology.size, UNIT_BYTES))
+        far_s = _seconds(world, np.where(far_R, each, UNIT_BYTES))
+        near_s = _seconds(world, np.where(far_R, UNIT_BYTES, each))
+        hosts = [int((host_R == host).sum()) for host in sorted(set(topology.host_of))]
+        far_bytes = max(n * (topology.size - n) for n in hosts) * (each - UNIT_BYTES)
+        near_bytes = max(n * (n - 1) for n in hosts) * (each - UNIT_BYTES)
+        found[path] = Prices(
+            small_s, _slope(far_s - small_s, far_bytes), _slope(near_s - small_s, near_bytes), meeting_s
+        )
+    world.take_path(PATHS[before])
+    return found
+
+
+def _slope(more_s: float, n_bytes: int) -> float:
+    return max(more_s, 0.0) / n_bytes if n_bytes else 0.0
+
+
+def _meeting_s(world: World) -> float:
+    took = np.zeros(REPEATS)
+    for ranks in (world.host_dense, world.host_owners):
+        if ranks is not None:
+            took = np.maximum(took, _timed(ranks, np.full(ranks.size, UNIT_BYTES)))
+    return float(np.median(world.main.allreduce(took, op="max")))
+
+
+def _seconds(world: World, bytes_R: Ints) -> float:
+    """Of the slowest rank, the median of repeats; as many bytes come as go, for ranks are alike to each other."""
+    return float(np.median(world.main.allreduce(np.array(_timed(world.main, bytes_R)), op="max")))
+
+
+def _timed(ranks: Collectives, bytes_R: Ints) -> list[float]:
+    took = list[float]()
+    for repeat in range(WARMUP + REPEATS):
+        message = ranks.message(bytes_R, np.uint8)
+        ranks.barrier()
+        began_s = time.perf_counter()
+        ranks.alltoallv(message, bytes_R.copy(), bytes_R.copy(), "control")
+        if repeat >= WARMUP:
+            took.append(time.perf_counter() - began_s)
+    return took

@@ -1,0 +1,173 @@
+"""``exchange.path = "auto"``: the path, and the forms, of fewest seconds by the prices; kept by checkpoints."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.session import open_session
+from hpcrec.checkpoint import files
+from hpcrec.comm import prices
+from hpcrec.comm.prices import PATHS, Prices
+from hpcrec.config import Config, validate
+from hpcrec.errors import CheckpointError, ConfigError
+from hpcrec.training.session import Session
+from tests.together import on_every_rank
+from tests.training.runs import finished, gather_tables, train, write_data
+from tests.training.test_equivalence import roles_for
+from tests.training.test_host_sums import EVERY_RANK, HOSTS, ROWS, config_of, on_hosts
+from tests.training.test_store_gpu import same
+
+COMM = MPI.COMM_WORLD
+BY_PHASE, BY_BYTE = Prices(1e-3, 1e-12, 1e-12, 1e-3), Prices(1e-9, 1e-6, 1e-12, 1e-9)
+CHEAP = Prices(1e-9, 1e-12, 1e-12, 1e-9)
+
+
+def priced(monkeypatch: pytest.MonkeyPatch, flat: Prices, levels: Prices) -> None:
+    monkeypatch.setattr(prices, "measure", lambda world: {"flat": flat, "levels": levels})
+
+
+def opened(config: Config) -> tuple[str, dict[str, Any]]:
+    with open_session(config) as session:
+        chosen = session.parts.chosen
+        return session.parts.world.describe()["path"], {} if chosen is None else chosen.found  # type: ignore[return-value]
+
+
+@pytest.mark.parallel([3, 4])
+@pytest.mark.parametrize("form", ["pooled", "rows", "auto"])
+def test_takes_the_path_of_fewest_seconds(folder: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
+    """And trains as a run that is told this path, to the bit."""
+    write_data(folder / "data.h5")
+    hosts, roles = itertools.cycle(HOSTS[COMM.size]), itertools.cycle(roles_for(COMM.size))
+    for path, flat, levels in (("flat", CHEAP, BY_PHASE), ("levels", BY_PHASE, CHEAP)):
+        priced(monkeypatch, flat, levels)
+        on_hosts(monkeypatch, next(hosts))
+        given = {"exchange": {"form": form}, "topology": next(roles), **ROWS}
+        with open_session(config_of(folder, "auto", **given)) as session:
+            found = session.parts.chosen
+            assert session.parts.world.by_levels == (path == "levels")
+        with on_every_rank():
+            assert found is not None and found.found["path"] == path
+            assert found.found["predicted_exchange_s"].keys() == set(PATHS)
+        if form != "auto":
+            same(*(train(config_of(folder, one, **given)) for one in ("auto", path)))
+
+
+@pytest.mark.parallel([4])
+def test_what_a_byte_between_hosts_costs_decides(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bags that are dealt over all owners: hosts add them, and fewer bytes cross."""
+    write_data(folder / "data.h5", samples=400)
+    on_hosts(monkeypatch, (0, 0, 1, 1))
+    tables = {name: {"shard": "row"} for name in ("history", "tag", "user", "item")}
+    given = {"embedding": {"share": {}, "tables": tables}, "topology": EVERY_RANK, "train": {"batch_size": 200}}
+    priced(monkeypatch, BY_BYTE, BY_BYTE)
+    path, found = opened(config_of(folder, "auto", **given))
+    priced(monkeypatch, BY_PHASE, BY_PHASE)
+    other, alike = opened(config_of(folder, "auto", **given))
+    with on_every_rank():
+        assert (path, other) == ("levels", "flat"), "and of equal cost the simpler one"
+        bytes_of, seconds = found["predicted_bytes"], found["predicted_exchange_s"]
+        assert bytes_of["levels"]["far"] < 0.95 * bytes_of["flat"]["far"]
+        assert seconds["levels"] == pytest.approx(4e-9 + 2e-9 + 1e-6 * bytes_of["levels"]["far"] / 2, rel=1e-4)
+        assert alike["predicted_exchange_s"]["flat"] == pytest.approx(4e-3, rel=1e-3)
+
+
+@pytest.mark.parallel([4])
+def test_forms_are_chosen_with_the_path(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where bytes inside a host cost nothing, what is taken is no more between hosts than what is fewest in all."""
+    write_data(folder / "data.h5", samples=400)
+    on_hosts(monkeypatch, (0, 0, 1, 1))
+    given = {"exchange": {"form": "auto"}, "topology": EVERY_RANK, "train": {"batch_size": 200}, **ROWS}
+    given["exchange"]["auto_copies"] = 0
+    seen = {}
+    for name, near_s in (("free", 0.0), ("as much", 1e-6)):
+        cost = Prices(0.0, 1e-6, near_s, 0.0)
+        priced(monkeypatch, cost, cost)
+        seen[name] = opened(config_of(folder, "auto", **given))
+    with on_every_rank():
+        far = [of["predicted_bytes"][path]["far"] for path, of in seen.values()]
+        assert far[0] <= far[1]
+        for path, found in seen.values():
+            assert found["predicted_exchange_s"][path] == min(found["predicted_exchange_s"].values())
+
+
+@pytest.mark.parallel([3, 4])
+def test_goes_on_with_what_its_checkpoint_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
+    keep: dict[str, Any] = {"checkpoint": {"every": 2}, "topology": EVERY_RANK, **ROWS}
+    keep["data"] = {"train": str(folder / "data.h5"), "chunk": 8, "window": 3}
+    keep["exchange"] = {"form": "auto", "auto_copies": 0}
+
+    def path_of(session: Session) -> Any:
+        return session.parts.world.describe()["path"], session.parts.chosen, gather_tables(session)
+
+    priced(monkeypatch, BY_PHASE, CHEAP)
+    wanted = finished(config_of(folder / "whole", "auto", **keep), path_of)
+    config = config_of(folder / "broken", "auto", **keep)
+    first = finished(config, path_of, stop_at=2)
+    priced(monkeypatch, CHEAP, BY_PHASE)  # other prices, which would have it flat
+    found = finished(config, path_of, resume=True)
+    state = files.step_folder(folder / "broken" / "run", 2) / files.STATE
+    with on_every_rank():
+        assert [of[0] for of in (wanted, first, found)] == ["levels"] * 3
+        assert found[1].found["forms"] == first[1].found["forms"]
+        assert json.loads(state.read_text())["exchange"]["path"] == "levels"
+        for name, rows in wanted[2].items():
+            np.testing.assert_array_equal(found[2][name], rows, err_msg=name)
+    COMM.Barrier()
+    text = state.read_text()
+    for wrong in ({"path": "other"}, {"forms": {"user": "unknown"}}, {"copied_families": ["user"]}):
+        if COMM.rank == 0:
+            said = json.loads(text)
+            state.write_text(json.dumps({**said, "exchange": {**said["exchange"], **wrong}}))
+        COMM.Barrier()
+        with pytest.raises(CheckpointError, match="says which path and forms"):
+            open_session(config)
+        COMM.Barrier()
+
+
+@pytest.mark.parallel([2, 3, 4])
+def test_is_flat_where_there_are_no_levels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One host, a rank a host, or no shared memory: nothing is measured."""
+    write_data(folder / "data.h5")
+
+    def never(_: object) -> None:
+        raise AssertionError("there is nothing to choose")
+
+    monkeypatch.setattr(prices, "measure", never)
+    for hosts, exchange in ((0, {}), (None, {}), (1, {"windows": False})):
+        numbers = range(COMM.size) if hosts is None else [min(hosts, rank // 2) for rank in range(COMM.size)]
+        on_hosts(monkeypatch, tuple(numbers))
+        path, found = opened(config_of(folder, "auto", exchange=exchange))
+        with on_every_rank():
+            assert (path, found) == ("flat", {}), (hosts, exchange)
+
+
+@pytest.mark.parallel([3, 4])
+def test_prices_are_measured_and_the_same_everywhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    for hosts in HOSTS[COMM.size]:
+        on_hosts(monkeypatch, hosts)
+        with open_session(config_of(folder, "levels", topology=EVERY_RANK)) as session:
+            world = session.parts.world
+            found = prices.measure(world)
+            every = COMM.allgather(found)
+            assert world.by_levels
+        with on_every_rank():
+            assert all(of == found for of in every)
+            for of in found.values():
+                assert 0 < of.phase_s < 10 and 0 <= of.far_byte_s < 1e-3 and 0 <= of.near_byte_s < 1e-3, found
+                assert 0 < of.meeting_s < 10
+
+
+def test_steps_that_are_counted_may_be_told_with_a_path_that_is_chosen(tmp_path):
+    given = {"data": {"train": "x.h5"}, "model": {"name": "fm"}, "run": {"folder": str(tmp_path)}}
+    config = validate({**given, "exchange": {"path": "auto", "auto_steps": 9}}, "test")
+    assert config.exchange.auto_steps == 9
+    with pytest.raises(ConfigError, match="auto_steps is 9, but no form is 'auto'"):
+        validate({**given, "exchange": {"path": "levels", "auto_steps": 9}}, "test")
