@@ -7,10 +7,10 @@ wrong is raised on all of them together (``comm.failure.agree``), before any dat
 import os
 import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -44,6 +44,8 @@ from hpcrec.dense.codistillation import Other
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.errors import ConfigError, DataError
+from hpcrec.exchange.choose import Choice
+from hpcrec.exchange.offers import Offers
 from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.training.compression import advise
 from hpcrec.training.nonfinite import Guard
@@ -54,6 +56,7 @@ from hpcrec.training.timer import PhaseTimer
 from hpcrec.types import TableSpec
 
 T = TypeVar("T")
+Offered = tuple[dict[str, TableSpec], tuple[Family, ...], Offers]
 
 
 def open_session(
@@ -99,25 +102,15 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
     offer = partial(make_offers, config, dataset, operators, world.topology, reading=reading)
-    path = PATHS[world.by_levels]
-    paths = PATHS if config.exchange.path == "auto" and world.by_levels else (path,)
+    paths = PATHS if config.exchange.path == "auto" and world.by_levels else (PATHS[world.by_levels],)
     offered = agreed(lambda: {path: offer(levels=path == "levels") for path in paths})
-    agreed(
-        lambda: [offers.layout({}) for _, _, offers in offered.values()]
-    )  # refuses what cannot be had, before all else
+    agreed(lambda: [of.layout({}) for _, _, of in offered.values()])  # refuses what cannot be had, before all else
     agreed(lambda: _check_threads(config, world))
     place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
     dense = agreed(lambda: DenseSide(config, model, operators, world, place, others))
-    timer, signal, settled = PhaseTimer(), watch(), None
-    if len(paths) > 1:
-        with timer("choose"):
-            every = {path: offers for path, (_, _, offers) in offered.items()}
-            settled = settle(config, world, splits["train"], every, dense)
-        path = settled.path
-        world.take_path(path)
-    tables, _, offers = offered[path]
-    decided = None if settled is None else (settled.choice, settled.found)
-    layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer, decided)
+    timer, signal = PhaseTimer(), watch()
+    (tables, _, offers), settled = _settled(config, world, splits["train"], offered, dense, timer)
+    layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer, settled)
     part = agreed(lambda: dense.part(layout.away))
     affinity = None if reading else agreed(lambda: make_affinity(config, tables, families, world.topology.dense))
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
@@ -155,6 +148,18 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     if not reading:
         advise(parts)
     return Session(parts, guard)
+
+
+def _settled(
+    config: Config, world: World, train: Split, offered: Mapping[str, Offered], dense: DenseSide, timer: PhaseTimer
+) -> tuple[Offered, tuple[Choice, dict[str, Any]] | None]:
+    """What is offered by the path that is taken, and what is chosen with it, where there are several; collective."""
+    if len(offered) == 1:
+        return next(iter(offered.values())), None
+    with timer("choose"):
+        settled = settle(config, world, train, {path: offers for path, (_, _, offers) in offered.items()}, dense)
+    world.take_path(settled.path)
+    return offered[settled.path], (settled.choice, settled.found)
 
 
 def _close(dense: DensePart | None, splits: dict[str, Split], world: World) -> None:

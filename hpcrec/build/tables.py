@@ -223,8 +223,7 @@ def make_offers(
     _check_read(config, widths, beside.values())
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
-    thresholded = config.exchange.codec == "dct"
-    adds = not reading and _hosts_add(config, topology, levels)
+    thresholded, adds = config.exchange.codec == "dct", not reading and _hosts_add(config, topology, levels)
     families = build_families(
         tables,
         dataset.features,
@@ -258,7 +257,7 @@ def make_offers(
         learned=topology.groups == 1,
         kept=_kept_form(config),
         added=_added(families, topology) - one_hot if adds else frozenset(),
-        merged=_merged(families, topology) if adds and topology.table_sets == 1 else frozenset(),
+        merged=_merged(families, topology) if adds else frozenset(),
     )
     every = tables_in(sets, tables)
     _check_names(every)
@@ -312,10 +311,13 @@ def _added(families: Sequence[Family], topology: Topology) -> frozenset[str]:
 
 
 def _merged(families: Sequence[Family], topology: Topology) -> frozenset[str]:
-    """Features of which several dense ranks of a host may want the same rows of an owner on another one."""
+    """Features of which several dense ranks of a host may want the same rows of an owner on another one.
+
+    None where groups of dense ranks have tables of their own: those of a host may read different ones.
+    """
     found, dense_on = set[str](), [topology.host_of[rank] for rank in topology.dense]
     several = {host for host in dense_on if dense_on.count(host) > 1}
-    for family in families:
+    for family in families if topology.table_sets == 1 else ():
         if any(several - {topology.host_of[rank]} for rank in family.holders):
             found |= set(family.features)
     return frozenset(found)
