@@ -1,6 +1,6 @@
 """Messages by way of one rank of each host (``exchange.path = "levels"``) beside those that each rank sends itself.
 
-    python benchmarks/levels.py [--parts messages,dealt,rows] [--quick] [--json FILE] [--cluster DIR]
+    python benchmarks/levels.py [--parts messages,dealt,rows,slowdown] [--quick] [--json FILE] [--cluster DIR]
 
 As many bytes from each rank to each other one, on 4 emulated hosts of 8 ranks and of 2: the MPI library's alltoallv by
 each of its algorithms, the product's flat exchange (MPI between hosts, shared memory inside), and by levels. A repeat
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from _report import ROOT, claim, finish, options
 from des_parts.cells import Row, show
-from levels_parts import dealt_part, rows_part
+from levels_parts import dealt_part, rows_part, slowdown_part
 from on_ranks import launch
 
 from hpcrec.comm.levels import pairs_of
@@ -35,12 +35,13 @@ def main() -> None:
     parser = options(__doc__)
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "levels", help="folder of its data sets")
-    parser.add_argument("--parts", default="messages", help="messages, dealt, rows; by commas")
+    parser.add_argument("--parts", default="messages", help="messages, dealt, rows, slowdown; by commas")
     arguments = parser.parse_args()
     parts: dict[str, Callable[[], tuple[list[Row], list[Row]]]] = {
         "messages": lambda: small_messages(arguments.cluster, quick=arguments.quick),
         "dealt": lambda: dealt_part.measure(arguments.cache, arguments.cluster, quick=arguments.quick),
         "rows": lambda: rows_part.measure(arguments.cache, arguments.cluster, quick=arguments.quick),
+        "slowdown": lambda: slowdown_part.measure(arguments.cache, arguments.cluster, quick=arguments.quick),
     }
     rows, claims = list[Row](), list[Row]()
     for name in arguments.parts.split(","):

@@ -40,7 +40,7 @@ PARTS = {
     **{f"cached_{part}": part for part in CACHED},
     **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt", *QUALITY)},
     "levels_dealt": "dealt",
-    "levels_rows": "rows",
+    **{f"levels_{part}": part for part in ("rows", "slowdown")},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "tiers": "disk",

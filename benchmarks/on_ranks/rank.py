@@ -131,6 +131,7 @@ def train(
             "step_s": step_s,
             "cpu_s": sum(main.allgather(used_s)),
             "samples_per_s": session.parts.splits["train"].order.batch_size / step_s,
+            "path": session.parts.world.describe()["path"],
             "bytes_TRR": (bytes_RTR.transpose(1, 0, 2) / session.step).tolist(),
         }
         if clock is not None:

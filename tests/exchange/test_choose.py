@@ -282,7 +282,7 @@ def test_features_of_one_table_travel_together_where_that_is_cheaper() -> None:
     some = Layout(tables, families, lookups, forms={"c": "pooled"}, default_form="rows", operators=operators)
     (entry,) = (e for e in some.legs[0].entries if e.form.name == "rows")
     assert entry.features == ("a", "b")  # which was not counted: no more than all three
-    assert asks.of(entry, 0) == (0.0, 40.0)
+    assert asks.of(entry, 0) == (0.0, 40.0, 0.0)
 
 
 @pytest.mark.parametrize(("owners", "dense", "n_outputs"), [(1, 3, 64), (2, 6, 64), (2, 2, 64), (3, 1, 30)])
