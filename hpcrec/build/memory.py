@@ -107,6 +107,8 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         auto = _auto(config, dataset, offers)
     there = layout, topology.dense, topology.host_of
     roots, runners = Roots(*there), Runners(*there)
+    dense_on = {topology.host_of[rank]: rank for rank in topology.dense}
+    merged = {host: _merged_elements(layout, rank, mean_ids, runners, samples) for host, rank in dense_on.items()}
     wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
     return [
         rank_memory(
@@ -119,7 +121,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             read_bytes=_read_bytes(config, dataset, layout, rank, looked),
             added_elements=samples * reduction.elements_at(rank)
             + _added_elements(config, layout, rank, mean_ids, roots)
-            + _merged_elements(layout, rank, mean_ids, runners, samples),
+            + (merged[topology.host_of[rank]] if rank in topology.dense else 0.0),
             auto=auto if rank in topology.dense else None,
             held_ids=_held_ids(families, rank),
             lookups=topology.table_sets,
@@ -160,7 +162,7 @@ def _added_elements(config: Config, layout: Layout, rank: int, mean_ids: dict[st
 def _merged_elements(layout: Layout, rank: int, mean_ids: dict[str, float], runners: Runners, samples: float) -> float:
     """Of rows that a dense rank wants of other hosts and its host asks for together, as ``_added_elements`` counts."""
     found = 0.0
-    for holder, leg in layout.legs.items():
+    for holder, leg in layout.legs.items() if layout.merged else ():
         for e, entry in enumerate(leg.entries):
             if entry.merged and runners.merges(entry.features, holder, rank):
                 ids = samples * sum(mean_ids[f] for f in entry.features) / entry.family.row_parts

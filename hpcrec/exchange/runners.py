@@ -11,7 +11,7 @@ Knows the layout, roles and hosts; knows no MPI and no batch.
 import math
 from collections.abc import Sequence
 
-from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.layout import Layout, Leg
 
 
 class Runners:
@@ -28,38 +28,44 @@ class Runners:
 
     def __init__(self, layout: Layout, dense: Sequence[int], host_of: Sequence[int]) -> None:
         self._host_of, self._dense = tuple(host_of), frozenset(dense)
-        self._here = {host: [d for d in dense if host_of[d] == host] for host in sorted(set(host_of))}
-        self._of: dict[tuple[int, tuple[str, ...], int], int] = {}
+        self._here = {host: [d for d in dense if host_of[d] == host] for host in set(host_of)}
         weights = [
-            (-_weight(layout, holder, features), holder, features)
+            (-_weight(leg, number), holder, entry.features)
             for holder, leg in layout.legs.items()
-            for features in (entry.features for entry in leg.entries if entry.merged)
+            for number, entry in enumerate(leg.entries)
+            if entry.merged
         ]
-        for host, ranks in self._here.items():
-            loads = dict.fromkeys(ranks, 0.0)
-            for weight, holder, features in sorted(weights) if len(ranks) > 1 else ():
+        self._asked = sorted(weights)  # the heaviest first
+        self._of: dict[int, dict[tuple[tuple[str, ...], int], int]] = {}  # by host, of those that were asked about
+
+    def _on(self, host: int) -> dict[tuple[tuple[str, ...], int], int]:
+        """Who asks on a host, by bundle and holder: each goes to the rank that then has the least."""
+        if host not in self._of:
+            ranks = self._here[host]
+            loads, found = dict.fromkeys(ranks, 0.0), dict[tuple[tuple[str, ...], int], int]()
+            for weight, holder, features in self._asked if len(ranks) > 1 else ():
                 if self._host_of[holder] != host:
                     runner = min(ranks, key=lambda rank: (loads[rank], rank))
                     loads[runner] -= weight
-                    self._of[host, features, holder] = runner
+                    found[features, holder] = runner
+            self._of[host] = found
+        return self._of[host]
 
     def of(self, features: tuple[str, ...], holder: int, dense: int) -> int:
         """Who asks a holder for the rows of a bundle that a dense rank wants: itself, where none does it for others."""
-        return self._of.get((self._host_of[dense], features, holder), dense)
+        return self._on(self._host_of[dense]).get((features, holder), dense)
 
     def merges(self, features: tuple[str, ...], holder: int, dense: int) -> bool:
         """Whether they are asked for together with those that others of its host want."""
-        return dense in self._dense and (self._host_of[dense], features, holder) in self._of
+        return dense in self._dense and (features, holder) in self._on(self._host_of[dense])
 
     def any_on(self, host: int) -> bool:
         """Whether dense ranks of a host ask for anything together."""
-        return any(at == host for at, _, _ in self._of)
+        return bool(self._on(host))
 
 
-def _weight(layout: Layout, holder: int, features: tuple[str, ...]) -> float:
-    """Of what is asked a holder for a bundle: of skewed ids, distinct rows grow about as the logarithm of all rows."""
-    leg = layout.legs[holder]
-    number = next(e for e, entry in enumerate(leg.entries) if entry.features == features)
+def _weight(leg: Leg, number: int) -> float:
+    """Of what is asked for an entry: of skewed ids, distinct rows grow about as the logarithm of all rows."""
     entry = leg.entries[number]
     columns = sum(stream.width for stream in leg.streams if stream.entry == number)
-    return (columns + 1) * math.log2(entry.family.part_rows(entry.part) + 1) * len(features)
+    return (columns + 1) * math.log2(entry.family.part_rows(entry.part) + 1) * len(entry.features)
