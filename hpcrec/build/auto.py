@@ -37,7 +37,7 @@ from hpcrec.exchange.host_rows import make_host_asks
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, Counter, ItemBytes, cross_host_bytes, kept_bytes
 from hpcrec.exchange.offers import Offers
-from hpcrec.exchange.reduction import Reduction, reduction_for
+from hpcrec.exchange.reduction import SAME_HOST_PRICE, Reduction, reduction_for
 from hpcrec.exchange.roots import tell_sums
 from hpcrec.exchange.thresholds import thresholded_bytes
 from hpcrec.operators.base import Operator
@@ -68,11 +68,7 @@ def choose(
         The data cannot be read, or have an id outside its table; on every rank.
     """
     layout, families, chosen, saved = offers.layout({}), offers.families, None, settled is not None
-    if offers.free and layout.way:
-        raise ConfigError(
-            f"exchange.form is 'auto' for {', '.join(offers.free)}, which counts bytes of one transfer, but messages "
-            f"pass stages {', '.join(stage.name for stage in layout.way)}. Give these features a form."
-        )
+    refuse_stages(config, offers)
     if offers.free and settled is None:
         with timer("choose"):
             maker = ChoiceMaker(config, world, train, offers, dense)
@@ -84,6 +80,18 @@ def choose(
     return layout, families_in(world.topology.table_sets, families), chosen
 
 
+def refuse_stages(config: Config, offers: Offers) -> None:
+    """Refuses to count what passes stages; the same on every rank."""
+    way = offers.layout({}).way
+    if way and (offers.free or config.exchange.path == "auto"):
+        what = f"exchange.form is 'auto' for {', '.join(offers.free)}" if offers.free else "exchange.path is 'auto'"
+        change = "Give these features a form" if offers.free else "Set it to 'flat' or 'levels'"
+        raise ConfigError(
+            f"{what}, which counts bytes of one transfer, but messages pass stages "
+            f"{', '.join(stage.name for stage in way)}. {change}."
+        )
+
+
 class ChoiceMaker:
     """Counts what each form would cost, and chooses; collective.
 
@@ -91,6 +99,8 @@ class ChoiceMaker:
     ----------
     config, world, train, offers, dense
         As of ``choose``.
+    near : float, optional
+        As of ``Chooser``; by default what bytes inside a host count for in sums by levels, else 1.
 
     Attributes
     ----------
@@ -106,7 +116,15 @@ class ChoiceMaker:
         As of ``choose``.
     """
 
-    def __init__(self, config: Config, world: World, train: Split, offers: Offers, dense: DenseSide) -> None:
+    def __init__(
+        self,
+        config: Config,
+        world: World,
+        train: Split,
+        offers: Offers,
+        dense: DenseSide,
+        near: float | None = None,
+    ) -> None:
         self._config, self._topology, self._offers = config, world.topology, offers
         self.asks, self.item_bytes = _asks(config, world, train, offers), _item_bytes(config)
         chooser = partial(
@@ -118,6 +136,7 @@ class ChoiceMaker:
             dense_item_bytes=dense.item_bytes,
             samples=config.train.batch_size,
             groups=world.topology.groups,
+            near=(SAME_HOST_PRICE if world.by_levels else 1.0) if near is None else near,
         )
         self.chooser = chooser(offers)
         self.choice = self.chooser.choose() if offers.kept is None else choose_kept(offers, chooser)
@@ -149,7 +168,8 @@ def _asks(config: Config, world: World, train: Split, offers: Offers) -> Asks:
         error = caught
     agree(world.main, error)
     assert counter is not None, "no rank has failed"
-    counter.meet()
+    with world.ledger.paused():
+        counter.meet()
     asks = counter.asks(world.main.allreduce(counter.totals()))
     if offers.kept is not None:
         asks = asks.with_forecast(make_forecast(config, offers, world.main.allgather(rows)))
@@ -237,10 +257,7 @@ def make_exchange(
     if layout.way:
         _refuse_way(config, layout, direct=direct)
     reduction = reduction_of(config, layout, world.topology)
-    on_devices = config.store.on_gpu or config.dense.device != "cpu"
-    apart = several > 1 and not (
-        parts or layout.way or layout.added or layout.merged or reduction.inside or reduction.across or on_devices
-    )
+    apart = in_two_lanes(config, layout, reduction)
     return Exchange(
         world,
         layout,
@@ -263,6 +280,13 @@ def make_exchange(
         parts=parts,
         keeping=make_keeping(config, layout.tables, world.topology.dense),
     )
+
+
+def in_two_lanes(config: Config, layout: Layout, reduction: Reduction) -> bool:
+    """Whether gradients cross beside values, by a thread of their own."""
+    policy, on_devices = make_policy(config), config.store.on_gpu or config.dense.device != "cpu"
+    together = layout.way or layout.added or layout.merged or reduction.inside or reduction.across
+    return policy.in_flight > 1 and not (getattr(policy, "parts", False) or together or on_devices)
 
 
 def _refuse_copies(config: Config, layout: Layout, topology: Topology, *, direct: bool) -> None:

@@ -173,7 +173,7 @@ def _merged_elements(layout: Layout, rank: int, mean_ids: dict[str, float], runn
 
 def _relayed(config: Config, topology: Topology, rank: int) -> float:
     """What passes a rank between hosts, for others of its host too, as a part of its own messages."""
-    if config.exchange.path == "flat" or not 1 < topology.n_hosts < topology.size:
+    if not config.exchange.may_level or not 1 < topology.n_hosts < topology.size:
         return 0.0
     pairs, here = pairs_of(topology.host_of, rank), topology.host_of.count(topology.host_of[rank])
     return sum(len(pair.there) for pair in pairs if pair.gate == rank) * here / topology.size
@@ -181,7 +181,7 @@ def _relayed(config: Config, topology: Topology, rank: int) -> float:
 
 def _auto(config: Config, dataset: DataSet, offers: Offers) -> dict[str, float]:
     """What choosing forms takes on a dense rank: copies, and the window of all features that is counted on."""
-    if not offers.free:
+    if not offers.free and config.exchange.path != "auto":
         return {}
     features = tuple(offers.layout({}).form_of)
     window = max(_window_samples(config, dataset, features), config.train.batch_size)

@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpcrec.build.auto import ChoiceMaker, reduction_of
+from hpcrec.build.auto import ChoiceMaker, in_two_lanes, reduction_of, refuse_stages
 from hpcrec.build.dense import DenseSide
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.state import EXCHANGE
 from hpcrec.comm import prices
-from hpcrec.comm.prices import Prices
+from hpcrec.comm.prices import PATHS, Prices
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.errors import CheckpointError
 from hpcrec.exchange.choose import Choice
+from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import cross_host_bytes, step_bytes
 from hpcrec.exchange.offers import Offers
@@ -28,7 +29,8 @@ from hpcrec.training.parts import Split
 from hpcrec.training.ranks import on_root
 
 WORTH = 0.03  # of the time of the flat path: what is to be saved before messages go by levels
-_PHASES = 3  # with something in them besides ids: control, values, gradients
+_PHASES = 2  # in which values and gradients cross; ids besides
+_SUM_MEETINGS, _ROW_MEETINGS = 2, 3  # of a host's ranks: for values and gradients; and for ids
 
 
 @dataclass(frozen=True)
@@ -48,69 +50,79 @@ class Settled:
     found: dict[str, Any]
 
 
-def settle(config: Config, world: World, train: Split, offers_by: Mapping[str, Offers], dense: DenseSide) -> Settled:
+def settle(
+    config: Config, world: World, train: Split, offers_by: Mapping[str, Offers], dense: DenseSide
+) -> Settled | None:
     """The path and the forms of fewest seconds, or those of the run's newest checkpoint; collective.
+
+    None where there is one path, and no checkpoint says what forms there are with it.
 
     Raises
     ------
     CheckpointError
-        What a checkpoint has of it is none; on every rank. As of ``auto.choose`` too.
+        What a checkpoint has of it is none; on every rank.
+    ConfigError, DataError
+        As of ``auto.choose``.
     """
+    for offers in offers_by.values():
+        refuse_stages(config, offers)
     kept = on_root(world.main, lambda: kept_in(config))
     if kept is not None:
         return _taken(kept, offers_by)
-    costs, best = prices.measure(world), None
-    seconds, predicted = dict[str, float](), dict[str, dict[str, float]]()
+    if len(offers_by) == 1:
+        return None
+    costs, found = prices.measure(world), list[tuple[float, str, Choice, dict[str, Any]]]()
     for path, offers in offers_by.items():
         world.take_path(path)
-        maker = ChoiceMaker(config, world, train, offers, dense)
-        for choice in _candidates(maker, offers):
-            layout = offers.layout(choice.forms, choice.replicated)
-            bytes_of = _bytes(config, world, maker, layout)
-            took_s = _seconds(config, world, layout, costs[path], bytes_of)
-            if took_s < seconds.get(path, float("inf")):
-                seconds[path], predicted[path] = took_s, bytes_of
-                if path == "flat" or best is None or took_s < (1 - WORTH) * seconds["flat"]:
-                    best = path, choice, maker.found(choice)
-    assert best is not None, "each path has a choice"
-    path, choice, found = best
-    told = {name: of.as_dict() for name, of in costs.items()}
-    found |= {"path": path, "predicted_exchange_s": seconds, "prices": told, "predicted_bytes": predicted}
-    return Settled(path, choice, {**found, "copied_families": list(choice.replicated)})
+        near = min(1.0, costs[path].near_byte_s / costs[path].far_byte_s) if costs[path].far_byte_s else 1.0
+        maker = ChoiceMaker(config, world, train, offers, dense, near)
+        made = [_candidate(config, world, maker, offers.layout(c.forms, c.replicated), costs[path], c)
+                for c in _choices(maker, offers)]  # fmt: skip
+        seconds, choice, told = min(made, key=lambda of: of[0])
+        found.append((seconds, path, choice, told))
+    (flat_s, *_), (levels_s, *_) = found
+    _, path, choice, told = found[levels_s < (1 - WORTH) * flat_s]
+    told |= {
+        "path": path,
+        "copied_families": list(choice.replicated),
+        "predicted_exchange_s": {of: seconds for seconds, of, _, _ in found},
+        "predicted_bytes": {of: said.pop("bytes") for _, of, _, said in found},
+        "prices": {of: cost.as_dict() for of, cost in costs.items()},
+    }
+    # sums of counts are the same on every rank by MPI's advice alone, and on this all have to agree
+    return Settled(*world.main.bcast((path, choice, told)))
 
 
-def _candidates(maker: ChoiceMaker, offers: Offers) -> Iterator[Choice]:
+def _choices(maker: ChoiceMaker, offers: Offers) -> Iterator[Choice]:
+    """That of fewest bytes, and each form for all by which owners compute no more: their seconds are not counted."""
     yield maker.choice
     for form in offers.forms if offers.free and offers.kept is None else ():
-        yield maker.chooser.single(form)
+        if (single := maker.chooser.single(form)).flops <= maker.choice.flops:
+            yield single
 
 
-def _bytes(config: Config, world: World, maker: ChoiceMaker, layout: Layout) -> dict[str, float]:
-    """Between hosts and inside them, of all hosts; without dense gradients, which every choice has about as many of."""
+def _candidate(
+    config: Config, world: World, maker: ChoiceMaker, layout: Layout, cost: Prices, choice: Choice
+) -> tuple[float, Choice, dict[str, Any]]:
+    """Seconds of a step's exchange, of hosts that are alike, without dense gradients; and what records say of it."""
     reduction = reduction_of(config, layout, world.topology)
-    far = sum(cross_host_bytes(layout, maker.asks, reduction, item_bytes=maker.item_bytes).values())
+    far = cross_host_bytes(layout, maker.asks, reduction, item_bytes=maker.item_bytes)
     every = step_bytes(
         layout, maker.asks, item_bytes=maker.item_bytes, dense_elements=0, dense_item_bytes=0.0, dense_ranks=1
     )
-    return {"far": far, "near": sum(every.values()) - far}
-
-
-def _seconds(config: Config, world: World, layout: Layout, cost: Prices, bytes_of: Mapping[str, float]) -> float:
-    """Of a step's exchange, of hosts that are alike."""
-    hosts, meetings = world.topology.n_hosts, 2 * bool(layout.added)
-    meetings += (3 - (config.exchange.ids == "read")) * bool(layout.merged)
+    near = {tag: n - far.get(tag, 0.0) for tag, n in every.items()}
+    told = {**maker.found(choice), "bytes": {"far": sum(far.values()), "near": sum(near.values())}}
+    if in_two_lanes(config, layout, reduction):  # gradients of a step cross beside the values of another one
+        shorter = min(("values", "gradients"), key=lambda tag: far[tag])
+        far, near = ({tag: n for tag, n in of.items() if tag != shorter} for of in (far, near))
     phases = _PHASES + (config.exchange.ids == "routed")
-    return cost.step_s(phases, meetings, bytes_of["far"] / hosts, bytes_of["near"] / hosts)
+    meetings = _SUM_MEETINGS * bool(layout.added) + _ROW_MEETINGS * bool(layout.merged)
+    hosts = world.topology.n_hosts
+    return cost.step_s(phases, meetings, sum(far.values()) / hosts, sum(near.values()) / hosts), choice, told
 
 
 def kept_in(config: Config) -> dict[str, Any] | None:
-    """What the checkpoint that a run may go on from says of its path; None where there is none, or it says nothing.
-
-    Raises
-    ------
-    CheckpointError
-        It cannot be read.
-    """
+    """What the checkpoint that a run may go on from says of its path; None where there is none, or it says nothing."""
     which, folder = config.checkpoint.resume, Path(config.run.folder)
     if which == "never":
         return None
@@ -127,24 +139,34 @@ def kept_in(config: Config) -> dict[str, Any] | None:
 
 
 def _taken(kept: Mapping[str, Any], offers_by: Mapping[str, Offers]) -> Settled:
-    """What a checkpoint says, held to what there is."""
+    """What a checkpoint says, held to what there is; by the only path, where hosts allow no other now."""
     path, forms, copied = str(kept.get("path")), kept.get("forms"), kept.get("copied_families")
-    offers = offers_by.get(path)
-    whole = isinstance(forms, Mapping) and isinstance(copied, list)
-    if offers is None or not whole or not _fits(offers, forms, copied):  # type: ignore[arg-type]
+    wrong = f"path {path!r}" if path not in PATHS else ""
+    offers = offers_by.get(path) or next(iter(offers_by.values()))
+    if not isinstance(forms, Mapping) or not isinstance(copied, list):
+        wrong = wrong or "no forms"
+    wrong = wrong or _misfit(offers, forms, copied)  # type: ignore[arg-type]
+    if wrong:
         raise CheckpointError(
-            f"{kept['from']}: {EXCHANGE!r} says which path and forms were chosen with exchange.path 'auto', and these "
-            "are none of this model and configuration. Set exchange.path (flat or levels), or start anew with "
-            "checkpoint.resume = 'never' in another run.folder."
+            f"{kept['from']}: {EXCHANGE!r} says what was chosen with exchange.path 'auto', but {wrong} is none of this "
+            "model and configuration. Set exchange.path (flat or levels), or start anew with checkpoint.resume = "
+            "'never' in another run.folder."
         )
     chosen = {f: form for f, form in forms.items() if f in offers.free}  # type: ignore[union-attr]
-    return Settled(path, Choice(chosen, tuple(copied or ()), {}, {}), {n: of for n, of in kept.items() if n != "from"})
+    choice = Choice(chosen, tuple(copied or ()), {}, {})
+    form_of = offers.layout(choice.forms, choice.replicated).form_of
+    told = {name: of for name, of in kept.items() if name != "from"}
+    told["forms"] = {f: form for f, form in form_of.items() if not FORMS[form].local}
+    return Settled(path if path in offers_by else next(iter(offers_by)), choice, told)
 
 
-def _fits(offers: Offers, forms: Mapping[str, Any], copied: list[Any]) -> bool:
-    """Whether each feature that is free has one form of those that may be, or is of a family that may be copied."""
+def _misfit(offers: Offers, forms: Mapping[str, Any], copied: list[Any]) -> str:
+    """What of a choice cannot be had: a family that is not to be copied, or a feature's form; empty where all can."""
+    for name in copied:
+        if name not in offers.replicable:
+            return f"a copy of the tables of {name!r} on every dense rank"
     names = {*offers.forms, *({offers.kept} if offers.kept else ())}
-    if not set(map(str, copied)) <= set(offers.replicable):
-        return False
     there = {f for family in offers.families if family.name in copied for f in family.features}
-    return all(f in there or forms.get(f) in names for f in offers.free)
+    return next(
+        (f"form {forms.get(f)!r} of {f!r}" for f in offers.free if f not in there and forms.get(f) not in names), ""
+    )

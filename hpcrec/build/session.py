@@ -153,11 +153,13 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
 def _settled(
     config: Config, world: World, train: Split, offered: Mapping[str, Offered], dense: DenseSide, timer: PhaseTimer
 ) -> tuple[Offered, tuple[Choice, dict[str, Any]] | None]:
-    """What is offered by the path that is taken, and what is chosen with it, where there are several; collective."""
-    if len(offered) == 1:
+    """What is offered by the path that is taken, and what is chosen with it; collective."""
+    if config.exchange.path != "auto":
         return next(iter(offered.values())), None
     with timer("choose"):
         settled = settle(config, world, train, {path: offers for path, (_, _, offers) in offered.items()}, dense)
+    if settled is None:
+        return next(iter(offered.values())), None
     world.take_path(settled.path)
     return offered[settled.path], (settled.choice, settled.found)
 
@@ -183,14 +185,9 @@ def make_world(config: Config) -> World:
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
         piece_bytes=config.exchange.piece_bytes,
-        levels=_may_level(config),
+        levels=config.exchange.may_level,
         lanes=() if make_policy(config).in_flight == 1 else (VALUES, GRADIENTS),
     )
-
-
-def _may_level(config: Config) -> bool:
-    exchange = config.exchange  # a path that is chosen is one that can be had
-    return exchange.path == "levels" or (exchange.path == "auto" and exchange.windows and exchange.gpu_messages != "on")
 
 
 def _why_flat(config: Config, world: World) -> str:

@@ -294,7 +294,7 @@ def _bytes_of_copies(
 def _hosts_add(config: Config, topology: Topology, levels: bool | None) -> bool:
     """Whether ranks of a host may add what they have for another host: owners of a bag, dense ranks of a row."""
     parts = getattr(make_policy(config), "parts", False)  # of a step, which cross apart
-    by_levels = config.exchange.path != "flat" if levels is None else levels
+    by_levels = config.exchange.may_level if levels is None else levels
     if not by_levels or parts or not 1 < topology.n_hosts < topology.size:
         return False
     return config.exchange.reduce != "dense" and config.exchange.codec != "dct"

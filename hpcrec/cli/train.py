@@ -79,6 +79,8 @@ def train(
     config, allocation = with_absolute_paths(config), Allocation.of(environment)
     stop_s = stop_seconds(environment)
     run, began = Path(config.run.folder), attempts.now()
+    if config.exchange.path == "auto":  # which the checkpoint says that this attempt goes on from
+        config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))
     with (
         open_session(with_copied_data(config, copies)) as session,
         claimed(
@@ -177,13 +179,19 @@ def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -
 
 def _prepare_folder(run: Path, config: Config, allocation: Allocation, claim: Claim, comes_on: ComesOn) -> str:
     """Makes a run's folder ready; returns ``checkpoint.resume`` as it is for this attempt."""
-    first = attempts.first_step_of(run, allocation)
-    resume = config.checkpoint.resume
-    if first is not None and resume != "auto" and (resume == "never" or max(steps_in(run), default=first) > first):
-        tell(f"checkpoint.resume = {resume!r} was for the first allocation of job {allocation.job}")
-        resume = "auto"
+    resume = _resume_of(run, config, allocation)
+    if resume != config.checkpoint.resume:
+        tell(f"checkpoint.resume = {config.checkpoint.resume!r} was for the first allocation of job {allocation.job}")
     with writing(run):
         _clean_folder(run, config, resume, claim, comes_on)
+    return resume
+
+
+def _resume_of(run: Path, config: Config, allocation: Allocation) -> str:
+    """``checkpoint.resume`` as it is for this attempt; changes nothing."""
+    first, resume = attempts.first_step_of(run, allocation), config.checkpoint.resume
+    if first is not None and resume != "auto" and (resume == "never" or max(steps_in(run), default=first) > first):
+        return "auto"
     return resume
 
 

@@ -6,6 +6,7 @@ bytes, not what they mean.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -18,6 +19,8 @@ from hpcrec.types import Ints
 PATHS = ("flat", "levels")
 REPEATS, WARMUP = 5, 1
 RANK_BYTES = 1 << 20  # that a rank sends in larger ones
+FEWEST_UNITS = 16  # of one of them, however many ranks there are: else a byte would have no price
+WORDS = 4  # of numbers, to each rank
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class Prices:
 
     Attributes
     ----------
+    control_s : float
+        Of numbers that all ranks tell each other.
     phase_s : float
         Of a phase, whatever crosses in it.
     far_byte_s : float
@@ -36,6 +41,7 @@ class Prices:
         Of a phase in which ranks of a host alone send something, whatever it is.
     """
 
+    control_s: float
     phase_s: float
     far_byte_s: float
     near_byte_s: float
@@ -43,7 +49,7 @@ class Prices:
 
     def step_s(self, phases: int, meetings: int, far_bytes: float, near_bytes: float) -> float:
         """Of so many phases, and meetings of hosts; a host sends so many bytes, and its ranks so many to each other."""
-        fixed_s = phases * self.phase_s + meetings * self.meeting_s
+        fixed_s = self.control_s + phases * self.phase_s + meetings * self.meeting_s
         return fixed_s + far_bytes * self.far_byte_s + near_bytes * self.near_byte_s
 
     def as_dict(self) -> dict[str, float]:
@@ -52,12 +58,20 @@ class Prices:
 
 
 def measure(world: World) -> dict[str, Prices]:
-    """Those of each path; collective, on the main thread, before there are steps. Leaves the path as it was."""
+    """Those of each path; collective, on the main thread, before there are steps. Leaves the path as it was.
+
+    What it sends is in no ledger.
+    """
+    with world.ledger.paused():
+        return _measured(world)
+
+
+def _measured(world: World) -> dict[str, Prices]:
     topology, before = world.topology, world.by_levels
     meeting_s = _meeting_s(world)
     host_R = np.array(topology.host_of)
     far_R = host_R != host_R[topology.rank]
-    each = max(UNIT_BYTES, RANK_BYTES // topology.size // UNIT_BYTES * UNIT_BYTES)
+    each = max(FEWEST_UNITS * UNIT_BYTES, RANK_BYTES // topology.size // UNIT_BYTES * UNIT_BYTES)
     found = dict[str, Prices]()
     for path in PATHS:
         world.take_path(path)
@@ -67,9 +81,11 @@ def measure(world: World) -> dict[str, Prices]:
         hosts = [int((host_R == host).sum()) for host in sorted(set(topology.host_of))]
         far_bytes = max(n * (topology.size - n) for n in hosts) * (each - UNIT_BYTES)
         near_bytes = max(n * (n - 1) for n in hosts) * (each - UNIT_BYTES)
-        found[path] = Prices(
-            small_s, _slope(far_s - small_s, far_bytes), _slope(near_s - small_s, near_bytes), meeting_s
+        far_byte_s, near_byte_s = _slope(far_s - small_s, far_bytes), _slope(near_s - small_s, near_bytes)
+        control_s = _slowest_s(
+            world, lambda: world.main.alltoall(np.zeros((topology.size, WORDS), np.int64), "control")
         )
+        found[path] = Prices(control_s, small_s, far_byte_s, near_byte_s, meeting_s)
     world.take_path(PATHS[before])
     return found
 
@@ -82,22 +98,35 @@ def _meeting_s(world: World) -> float:
     took = np.zeros(REPEATS)
     for ranks in (world.host_dense, world.host_owners):
         if ranks is not None:
-            took = np.maximum(took, _timed(ranks, np.full(ranks.size, UNIT_BYTES)))
+            took = np.maximum(took, _timed(ranks, _sends(ranks, np.full(ranks.size, UNIT_BYTES))))
     return float(np.median(world.main.allreduce(took, op="max")))
 
 
 def _seconds(world: World, bytes_R: Ints) -> float:
-    """Of the slowest rank, the median of repeats; as many bytes come as go, for ranks are alike to each other."""
-    return float(np.median(world.main.allreduce(np.array(_timed(world.main, bytes_R)), op="max")))
+    return _slowest_s(world, _sends(world.main, bytes_R))
 
 
-def _timed(ranks: Collectives, bytes_R: Ints) -> list[float]:
+def _sends(ranks: Collectives, bytes_R: Ints) -> Callable[[], object]:
+    """As many bytes come as go, for ranks are alike to each other."""
+
+    def send() -> object:
+        message = ranks.message(bytes_R, np.uint8)
+        return ranks.alltoallv(message, bytes_R.copy(), bytes_R.copy(), "control")
+
+    return send
+
+
+def _slowest_s(world: World, call: Callable[[], object]) -> float:
+    """Of the slowest rank, the median of repeats."""
+    return float(np.median(world.main.allreduce(np.array(_timed(world.main, call)), op="max")))
+
+
+def _timed(ranks: Collectives, call: Callable[[], object]) -> list[float]:
     took = list[float]()
     for repeat in range(WARMUP + REPEATS):
-        message = ranks.message(bytes_R, np.uint8)
         ranks.barrier()
         began_s = time.perf_counter()
-        ranks.alltoallv(message, bytes_R.copy(), bytes_R.copy(), "control")
+        call()
         if repeat >= WARMUP:
             took.append(time.perf_counter() - began_s)
     return took

@@ -282,6 +282,11 @@ class ExchangeConfig:
     where the MPI library says that it takes a GPU's memory. on: without asking it. Not with codec dct. Changes no
     result."""
 
+    @property
+    def may_level(self) -> bool:
+        """Whether messages may go by levels: what is asked for, or may be chosen."""
+        return self.path == "levels" or (self.path == "auto" and self.windows and self.gpu_messages != "on")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PolicyConfig:

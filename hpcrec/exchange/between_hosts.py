@@ -68,8 +68,10 @@ class BetweenHosts:
         self._none_R = np.zeros(world.topology.size, np.int64)
         self._told_R = UNIT_BYTES * (np.arange(world.topology.size) == teller)
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
-        """See ``way.Way``."""
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "gradients") -> Floats:
+        """See ``Passing``: values that no owner adds are written where they are sent from."""
+        if tag == "values" and self._sums is None:
+            return self._codec.message(bytes_R, behind_bytes, tag)
         room = np.empty(int(bytes_R.sum()) + behind_bytes, np.uint8)
         clear_padding(room, bytes_R)
         return room.view(self._dtype)
@@ -87,11 +89,11 @@ class BetweenHosts:
         """Values of this owner's messages -> those of a dense rank's."""
         if not hops:
             return flat
-        asked, served, summed = passage.asked, passage.served, None
+        asked, served = passage.asked, passage.served
+        sent_R, message = self._none_R if served is None else served.value_bytes_R, flat
         if self._sums is not None and passage.added is not None:
             summed = self._sums.sum(passage.added, flat, train=train)
-        sent_R = self._none_R if served is None else served.value_bytes_R
-        message, sent_R = summed or (flat[: int(sent_R.sum()) // flat.itemsize], sent_R)
+            message, sent_R = summed or (flat[: int(sent_R.sum()) // flat.itemsize], sent_R)
         due_R = self._none_R if asked is None else asked.crossing_bytes_R[0]
         came = self._codec.alltoallv(message, sent_R.copy(), due_R.copy(), "values")
         if self._rows is not None and asked is not None and asked.together is not None:

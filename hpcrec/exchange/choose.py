@@ -68,6 +68,8 @@ class Chooser:
         Of a batch.
     groups : int
         Of dense ranks, each of which sums its gradients by itself.
+    near : float
+        What a byte of vectors and ids inside a host counts for, beside one between hosts.
     """
 
     def __init__(
@@ -81,8 +83,9 @@ class Chooser:
         dense_item_bytes: float,
         samples: int,
         groups: int = 1,
+        near: float = 1.0,
     ) -> None:
-        self._offers = offers
+        self._offers, self._near = offers, near
         self._asks = asks
         self._item_bytes = item_bytes
         self._budget_bytes = budget_bytes
@@ -148,12 +151,26 @@ class Chooser:
         longer = max(0.0, max(flops.values(), default=0.0) - sum(flops.values()) / len(self._offers.dense))
         links = min(sum(n > 0 for n in flops.values()), len(self._offers.dense))
         always = 2 * (len(self._offers.dense) - 1) * self._dense_item_bytes * self._dense_elements
-        return sum(self._bytes_of(layout).values()) - always + links * longer / FLOPS_A_BYTE
+        spared = (1 - self._near) * sum(self._inside(layout).values()) if self._near != 1 else 0.0
+        return sum(self._bytes_of(layout).values()) - always - spared + links * longer / FLOPS_A_BYTE
 
     def by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
         """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""
+        out = self._by_entry(layout, self._asks)
+        if self._near != 1:
+            inside = self._inside(layout)
+            out = {features: n - (1 - self._near) * inside[features] for features, n in out.items()}
+        return out
+
+    def _inside(self, layout: Layout) -> dict[tuple[str, ...], float]:
+        """Those of them that stay inside a host."""
+        assert self._asks.far is not None, "asks are those of a counter"
+        far = self._by_entry(layout, self._asks.far, inside=False)
+        return {features: n - far.get(features, 0.0) for features, n in self._by_entry(layout, self._asks).items()}
+
+    def _by_entry(self, layout: Layout, asks: Asks, *, inside: bool = True) -> dict[tuple[str, ...], float]:
         out: dict[tuple[str, ...], float] = {}
-        for entry, tags in entry_bytes(layout, self._asks, self._item_bytes):
+        for entry, tags in entry_bytes(layout, asks, self._item_bytes, inside=inside):
             out[entry.features] = out.get(entry.features, 0) + sum(tags.values())
         return out
 

@@ -372,7 +372,7 @@ class Exchange:
                 wanted_R = self._zeros_R if asked is None else asked.value_bytes_R
                 behind = 0 if served is None else served.values_behind * self.dtype.itemsize
                 behind += 0 if apart is None else int(apart.bytes_R.sum())
-                sent, copied = (way or self._codec).message(sent_R, behind), None
+                sent, copied = (way or self._codec).message(sent_R, behind, "values"), None
                 if self._owner_side is not None and served is not None:
                     if ages:
                         route.ages = self._owner_side.ages(served, ages)

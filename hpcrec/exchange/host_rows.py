@@ -150,7 +150,7 @@ class HostAsks:
         """The requests with these rows in place of what is asked together."""
         asks_ids_E = np.where(self.alone_E, ids_E, 0)
         asks_ids_E[own] = asked_E[own]
-        n, alone = np.zeros(len(ids_E), np.int64), np.flatnonzero(self.alone_E)
+        alone = np.flatnonzero(self.alone_E)
 
         def put(old: Ints, old_E: Ints, new_E: Ints, joint: Ints) -> Ints:
             out, at_E = np.empty(int(new_E.sum()), np.int64), cumulative(new_E)[:-1]
@@ -160,10 +160,10 @@ class HostAsks:
 
         ids = put(requests.ids, ids_E, asks_ids_E, union)
         lengths = put(requests.lengths, requests.bags_E, asked_E, np.ones(len(union), np.int64))
-        bag = put(requests.bag, requests.bags_E, asked_E, ranges(n[own], asked_E[own]))
         asked, entries = np.flatnonzero(asked_E), self._entries
         columns = entries.owner_E[asked], entries.bundle_E[asked], asks_ids_E[asked], asked_E[asked]
-        return replace(requests, ids=ids, lengths=lengths, bag=bag, cells=np.stack(columns, axis=1), bags_E=asked_E)
+        cells, none = np.stack(columns, axis=1), np.zeros(0, np.int64)  # whose bag each is says what is wanted
+        return replace(requests, ids=ids, lengths=lengths, bag=none, cells=cells, bags_E=asked_E)
 
     def handed(self, requests: Requests) -> Ints:
         """Rows of each entry that another rank of the host asks for, for this one, int64 [E]."""
@@ -197,7 +197,8 @@ class HostRows:
         self._place, self._run_by = asks.place, asks.run_by
         self._streams_by = [self._streams(streams, mine) for mine in self._run_by]
         kept_S = asks.alone_E[streams.entry_S]
-        self._kept = {"values": np.flatnonzero(kept_S & streams.valued_S), "gradients": np.flatnonzero(kept_S)}
+        kept = {"values": np.flatnonzero(kept_S & streams.valued_S), "gradients": np.flatnonzero(kept_S)}
+        self._kept = {tag: (of, _runs(of, streams.owner_S[of])) for tag, of in kept.items()}
         self._entry_S, self._width_S = streams.entry_S, streams.width_S
 
     @staticmethod
@@ -277,10 +278,19 @@ class HostRows:
         return [(run, self._n(of, place)[run.entry_Q], at) for place, run, at in runs if place != self._place]
 
     def _pass_on(self, of: Together, tag: str, source: tuple[Floats, Ints], target: tuple[Floats, Ints]) -> None:
-        """Vectors of what each rank asks for by itself."""
-        kept = self._kept[tag]
-        n_Q = of.bags_E[self._entry_S[kept]]
-        move_vectors(source[0], target[0], self._width_S[kept], n_Q, source[1][kept], target[1][kept])
+        """Vectors of what each rank asks for by itself: neighbours in both."""
+        kept, first_Q = self._kept[tag]
+        if not len(kept):
+            return
+        n_Q = np.add.reduceat(of.bags_E[self._entry_S[kept]] * self._width_S[kept], first_Q)
+        there = zip(source[1][kept[first_Q]].tolist(), target[1][kept[first_Q]].tolist(), n_Q.tolist(), strict=True)
+        for at, to, n in there:
+            target[0][to : to + n] = source[0][at : at + n]
+
+
+def _runs(kept: Ints, owner: Ints) -> Ints:
+    """Where runs of streams begin that are behind each other in the messages of one owner."""
+    return np.flatnonzero(np.diff(kept, prepend=-2) + (np.diff(owner, prepend=-1) != 0) != 1)
 
 
 def make_host_rows(

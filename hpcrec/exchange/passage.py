@@ -40,8 +40,11 @@ class Passing(Protocol):
     current: Sequence[Any]
     slices: Sequence[Slice]
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
-        """Where messages of these sizes are written, and room behind them; memory that nobody uses again."""
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "gradients") -> Floats:
+        """Where messages of these sizes are written, and room behind them.
+
+        Values are handed to ``forward`` before any other message is begun; the memory of gradients nobody uses again.
+        """
 
     def forward(self, passage: Any, flat: Floats, hops: Sequence[Any], *, train: bool) -> Floats:
         """Values on one part of the way; collective."""

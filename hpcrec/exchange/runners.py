@@ -27,41 +27,33 @@ class Runners:
     """
 
     def __init__(self, layout: Layout, dense: Sequence[int], host_of: Sequence[int]) -> None:
-        self._host_of, self._dense = tuple(host_of), frozenset(dense)
+        self._host_of = tuple(host_of)
         self._here = {host: [d for d in dense if host_of[d] == host] for host in set(host_of)}
-        weights = [
+        weights = sorted(
             (-_weight(leg, number), holder, entry.features)
             for holder, leg in layout.legs.items()
             for number, entry in enumerate(leg.entries)
             if entry.merged
-        ]
-        self._asked = sorted(weights)  # the heaviest first
-        self._of: dict[int, dict[tuple[tuple[str, ...], int], int]] = {}  # by host, of those that were asked about
-
-    def _on(self, host: int) -> dict[tuple[tuple[str, ...], int], int]:
-        """Who asks on a host, by bundle and holder: each goes to the rank that then has the least."""
-        if host not in self._of:
-            ranks = self._here[host]
-            loads, found = dict.fromkeys(ranks, 0.0), dict[tuple[tuple[str, ...], int], int]()
-            for weight, holder, features in self._asked if len(ranks) > 1 else ():
-                if self._host_of[holder] != host:
-                    runner = min(ranks, key=lambda rank: (loads[rank], rank))
-                    loads[runner] -= weight
-                    found[features, holder] = runner
-            self._of[host] = found
-        return self._of[host]
+        )
+        self._place = {(features, holder): place for place, (_, holder, features) in enumerate(weights)}
+        self._hosts = {host_of[holder] for _, holder, _ in weights}
 
     def of(self, features: tuple[str, ...], holder: int, dense: int) -> int:
         """Who asks a holder for the rows of a bundle that a dense rank wants: itself, where none does it for others."""
-        return self._on(self._host_of[dense]).get((features, holder), dense)
+        if not self.merges(features, holder, dense):
+            return dense
+        ranks = self._here[self._host_of[dense]]
+        turn, place = divmod(self._place[features, holder], len(ranks))  # there and back, the heaviest first
+        return ranks[place if turn % 2 == 0 else -1 - place]
 
     def merges(self, features: tuple[str, ...], holder: int, dense: int) -> bool:
         """Whether they are asked for together with those that others of its host want."""
-        return dense in self._dense and (features, holder) in self._on(self._host_of[dense])
+        host, ranks = self._host_of[dense], self._here[self._host_of[dense]]
+        return len(ranks) > 1 and dense in ranks and self._host_of[holder] != host and (features, holder) in self._place
 
     def any_on(self, host: int) -> bool:
         """Whether dense ranks of a host ask for anything together."""
-        return bool(self._on(host))
+        return len(self._here[host]) > 1 and bool(self._hosts - {host})
 
 
 def _weight(leg: Leg, number: int) -> float:

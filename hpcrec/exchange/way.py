@@ -213,7 +213,7 @@ class Way:
         }
         return StagedPassage(bytes_of=bytes_of, bags=[rows[:, 2:] for rows in middle])
 
-    def message(self, bytes_R: Ints, behind_bytes: int = 0) -> Floats:
+    def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "gradients") -> Floats:  # noqa: ARG002
         """Where messages of these sizes are written, and room behind them; memory that nobody uses again."""
         room = np.empty(int(bytes_R.sum()) + behind_bytes, np.uint8)
         clear_padding(room, bytes_R)

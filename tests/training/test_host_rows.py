@@ -14,6 +14,7 @@ from hpcrec.build.session import open_session
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.cli import train as commands
 from hpcrec.comm.ledger import TAGS
+from hpcrec.exchange.host_rows import union_of
 from hpcrec.training.session import Session
 from tests.reference import GlobalBatch
 from tests.together import on_every_rank
@@ -78,8 +79,8 @@ def test_every_run_is_the_flat_one_but_for_the_order_of_sums(folder: Path, monke
         assert not none
         merged |= {name} if of else set()
         close(found, wanted, (name, given), WITHIN.get(name, 1e-12))
-    with on_every_rank():
-        assert len(merged) >= len(CASES) // 4, merged
+    with on_every_rank():  # of three ranks two hosts have few pairs of roles
+        assert len(merged) >= len(CASES) // (4 if COMM.size == 3 else 2), merged
 
 
 @pytest.mark.parallel([4])
@@ -94,6 +95,30 @@ def test_every_rank_owns_and_asks(folder: Path, monkeypatch: pytest.MonkeyPatch,
         close(found, wanted, (name, given), WITHIN.get(name, 1e-12))
         with on_every_rank():
             assert of or hosts.count(1) == 1, name  # else an owner of each host is asked by two of the other
+
+
+@pytest.mark.parallel([3, 4])
+def test_owners_that_read_ids_make_of_them_what_runners_ask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows in the same order, so the same bits; of tables whose rows are given as ids come, too."""
+    write_data(folder / "data.h5")
+    dynamic = {"embedding": {"share": {}, "tables": {"user": {"dynamic": {"capacity": 12, "evict": "lru"}}}}}
+    for hosts in HOSTS[COMM.size]:
+        on_hosts(monkeypatch, hosts)
+        for sections in (ROWS, dynamic, {"train": {"batch_size": 4}}):  # fewer samples than some batches' parts
+            seen = []
+            for ids in ("routed", "read"):
+                given = {"exchange": {"form": "rows", "ids": ids}, "topology": EVERY_RANK, **sections}
+                seen.append(ran(config_of(folder, "levels", **given), "dynamic" if sections is dynamic else "")[0])
+            close(seen[1], seen[0], (hosts, sections), 0.0)
+
+
+def test_distinct_ids_of_each_group():
+    number, ids = np.array([1, 0, 1, 1, 0, 3]), np.array([-7, 2**62, -7, -9, 5, 5])
+    union, n, slot = union_of(number, ids, 4)
+    assert union.tolist() == [5, 2**62, -9, -7, 5] and n.tolist() == [2, 2, 0, 1]
+    assert slot.tolist() == [1, 1, 1, 0, 0, 0]
+    none = np.zeros(0, np.int64)
+    assert [len(of) for of in union_of(none, none, 0)] == [0, 0, 0]
 
 
 @pytest.mark.parallel([3, 4])

@@ -10,8 +10,10 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build.session import open_session
-from hpcrec.checkpoint import files
+from hpcrec.checkpoint import files, state
+from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.comm import prices
+from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.prices import PATHS, Prices
 from hpcrec.config import Config, validate
 from hpcrec.errors import CheckpointError, ConfigError
@@ -23,8 +25,8 @@ from tests.training.test_host_sums import EVERY_RANK, HOSTS, ROWS, config_of, on
 from tests.training.test_store_gpu import same
 
 COMM = MPI.COMM_WORLD
-BY_PHASE, BY_BYTE = Prices(1e-3, 1e-12, 1e-12, 1e-3), Prices(1e-9, 1e-6, 1e-12, 1e-9)
-CHEAP = Prices(1e-9, 1e-12, 1e-12, 1e-9)
+BY_PHASE, BY_BYTE = Prices(1e-3, 1e-3, 1e-12, 1e-12, 1e-3), Prices(1e-9, 1e-9, 1e-6, 1e-12, 1e-9)
+CHEAP = Prices(1e-9, 1e-9, 1e-12, 1e-12, 1e-9)
 
 
 def priced(monkeypatch: pytest.MonkeyPatch, flat: Prices, levels: Prices) -> None:
@@ -53,7 +55,13 @@ def test_takes_the_path_of_fewest_seconds(folder: Path, monkeypatch: pytest.Monk
         with on_every_rank():
             assert found is not None and found.found["path"] == path
             assert found.found["predicted_exchange_s"].keys() == set(PATHS)
-        if form != "auto":
+        if form == "auto":  # which is told, for bytes inside a host count for another part of those between them
+            forms = {f: way for f, way in found.found["forms"].items() if f not in found.found["copied_tables"]}
+            copies = {table: {"shard": "replicate"} for table in found.found["copied_tables"]}
+            given = {**given, "embedding": {"tables": {**ROWS["embedding"]["tables"], **copies}}}
+            told = config_of(folder, path, **{**given, "exchange": {"forms": forms}})
+            same(train(config_of(folder, "auto", **{**given, "exchange": {"form": "auto"}})), train(told))
+        else:
             same(*(train(config_of(folder, one, **given)) for one in ("auto", path)))
 
 
@@ -85,7 +93,7 @@ def test_forms_are_chosen_with_the_path(folder: Path, monkeypatch: pytest.Monkey
     given["exchange"]["auto_copies"] = 0
     seen = {}
     for name, near_s in (("free", 0.0), ("as much", 1e-6)):
-        cost = Prices(0.0, 1e-6, near_s, 0.0)
+        cost = Prices(0.0, 0.0, 1e-6, near_s, 0.0)
         priced(monkeypatch, cost, cost)
         seen[name] = opened(config_of(folder, "auto", **given))
     with on_every_rank():
@@ -112,23 +120,83 @@ def test_goes_on_with_what_its_checkpoint_says(folder: Path, monkeypatch: pytest
     first = finished(config, path_of, stop_at=2)
     priced(monkeypatch, CHEAP, BY_PHASE)  # other prices, which would have it flat
     found = finished(config, path_of, resume=True)
-    state = files.step_folder(folder / "broken" / "run", 2) / files.STATE
+    there = files.step_folder(folder / "broken" / "run", 2) / files.STATE
     with on_every_rank():
         assert [of[0] for of in (wanted, first, found)] == ["levels"] * 3
         assert found[1].found["forms"] == first[1].found["forms"]
-        assert json.loads(state.read_text())["exchange"]["path"] == "levels"
+        assert json.loads(there.read_text())["exchange"]["path"] == "levels"
         for name, rows in wanted[2].items():
             np.testing.assert_array_equal(found[2][name], rows, err_msg=name)
     COMM.Barrier()
-    text = state.read_text()
-    for wrong in ({"path": "other"}, {"forms": {"user": "unknown"}}, {"copied_families": ["user"]}):
+    text = there.read_text()
+    for wrong, named in (
+        ({"path": "other"}, "path 'other' is"),
+        ({"forms": {"user": "unknown"}}, "form 'unknown' of 'user' is"),
+        ({"copied_families": ["user"]}, "a copy of the tables of 'user' on every dense rank is"),
+        ({"forms": 3}, "no forms is"),
+    ):
         if COMM.rank == 0:
             said = json.loads(text)
-            state.write_text(json.dumps({**said, "exchange": {**said["exchange"], **wrong}}))
+            there.write_text(json.dumps({**said, "exchange": {**said["exchange"], **wrong}}))
         COMM.Barrier()
-        with pytest.raises(CheckpointError, match="says which path and forms"):
+        with pytest.raises(CheckpointError, match=f"says what was chosen with exchange.path 'auto', but {named}"):
             open_session(config)
         COMM.Barrier()
+
+
+@pytest.mark.parallel([4])
+def test_a_night_on_one_host_keeps_what_was_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one path, with the forms that were chosen for two; what is saved then is the choice as it was."""
+    write_data(folder / "data.h5")
+    keep: dict[str, Any] = {"checkpoint": {"every": 2}, "topology": EVERY_RANK, **ROWS}
+    keep["exchange"] = {"form": "auto", "auto_copies": 0}
+    seen = []
+    for hosts, stop in (((0, 0, 1, 1), 2), ((0, 0, 0, 0), 4), ((0, 0, 1, 1), None)):
+        on_hosts(monkeypatch, hosts)
+        priced(monkeypatch, BY_PHASE, CHEAP) if not seen else priced(monkeypatch, CHEAP, BY_PHASE)
+        with open_session(config_of(folder, "auto", **keep)) as session:
+            if seen:
+                found = find_checkpoint(folder / "run", "last", session.parts.world.main)
+                state.load(session, found, resume=True)
+            for step in session.steps():
+                step.run()
+                if session.step == stop:
+                    state.save(session, folder / "run", {})
+                    break
+            assert session.parts.chosen is not None and session.parts.chosen.saved
+            forms = session.parts.exchange.layout.form_of
+            seen.append((session.parts.world.describe()["path"], forms, session.parts.chosen.found["path"]))
+    with on_every_rank():
+        assert [(path, said) for path, _, said in seen] == [
+            ("levels", "levels"),
+            ("flat", "levels"),
+            ("levels", "levels"),
+        ]
+        assert seen[0][1] == seen[1][1] == seen[2][1]
+
+
+@pytest.mark.parallel([4])
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"policy": {"name": "hybrid", "staleness": 2}},
+        {"policy": {"name": "cached", "staleness": 2, "capacity": 1000}, "exchange": {"form": "auto"}},
+        {"embedding": {"share": {}, "tables": {"user": {"dynamic": {"capacity": 12, "evict": "lru"}, "shard": "row"}}}},
+    ],
+    ids=["hybrid", "cached", "dynamic"],
+)
+def test_any_run_may_choose(folder: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any]) -> None:
+    write_data(folder / "data.h5")
+    on_hosts(monkeypatch, (0, 0, 1, 1))
+    for path, flat, levels in (("flat", CHEAP, BY_PHASE), ("levels", BY_PHASE, CHEAP)):
+        priced(monkeypatch, flat, levels)
+        given = {"topology": EVERY_RANK, **sections}
+        with open_session(config_of(folder, "auto", **given)) as session:
+            losses = [step.run() for step in session.steps()]
+            by_levels = session.parts.world.by_levels
+        with on_every_rank():
+            assert by_levels == (path == "levels")
+            assert len(losses) == 5 and all(np.isfinite(losses))
 
 
 @pytest.mark.parallel([2, 3, 4])
@@ -158,10 +226,17 @@ def test_prices_are_measured_and_the_same_everywhere(folder: Path, monkeypatch: 
             found = prices.measure(world)
             every = COMM.allgather(found)
             assert world.by_levels
+            sent = COMM.allreduce(world.ledger.snapshot())[TAGS.index("control")].sum()
         with on_every_rank():
+            assert sent < 1 << 20, "what is sent to measure is in no record"
             assert all(of == found for of in every)
             for of in found.values():
-                assert 0 < of.phase_s < 10 and 0 <= of.far_byte_s < 1e-3 and 0 <= of.near_byte_s < 1e-3, found
+                assert (
+                    0 < of.control_s < 10
+                    and 0 < of.phase_s < 10
+                    and 0 <= of.far_byte_s < 1e-3
+                    and 0 <= of.near_byte_s < 1e-3
+                ), found
                 assert 0 < of.meeting_s < 10
 
 
