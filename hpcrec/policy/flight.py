@@ -309,6 +309,14 @@ class Flight:
             self._given_up = bool(self._threads)
             self._changed.notify_all()
 
+    def end(self, within_s: float) -> bool:
+        """Gives up, and says whether all threads have ended within so many seconds; raises nothing."""
+        self.give_up()
+        until_s = time.monotonic() + within_s
+        for thread in self._threads.values():
+            thread.join(max(0.0, until_s - time.monotonic()))
+        return not any(thread.is_alive() for thread in self._threads.values())
+
     def _at_rest(self) -> bool:
         """Every thread waits, and for what is not there."""
         return all(name in self._ended or (name in self._ready and not self._ready[name]()) for name in self._threads)

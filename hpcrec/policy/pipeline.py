@@ -15,6 +15,7 @@ Knows when; what is done is for ``exchange``.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -34,6 +35,7 @@ from hpcrec.policy.trials import Trials
 from hpcrec.types import Batch, GlobalIds
 
 __all__ = ["Inputs", "Pipeline", "Reading", "Ticket"]
+_ENDS_S = 5.0  # that threads are waited for after one has failed: another may be in a call that no rank answers
 
 
 class Pipeline:
@@ -309,11 +311,26 @@ class Pipeline:
             self._flight.give_up()
 
     def close(self) -> None:
-        """Ends what runs ahead."""
-        self.drain()
+        """Ends what runs ahead, and lets go of what rows are in.
+
+        Where a thread has failed, that is raised, once the rest was ended: what another rank would have to give is not
+        waited for, and what fails on the way says nothing, for it comes of the first error.
+        """
+        try:
+            self.drain()
+        except BaseException:
+            self._end_after_a_failure()
+            raise
         if self._router is not None:
             self._router.shutdown()
         self.exchange.close()
+
+    def _end_after_a_failure(self) -> None:
+        if self._router is not None:
+            self._router.shutdown(wait=False, cancel_futures=True)
+        if self._flight is None or self._flight.end(_ENDS_S):  # else a thread may be at the rows
+            with suppress(Exception):
+                self.exchange.close()
 
 
 def _nothing(_: int) -> None:

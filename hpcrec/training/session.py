@@ -294,7 +294,11 @@ class Session:
         """Waits for every rank, then takes everything down in order; collective."""
         if not self._closed:
             self._closed = True
-            self.parts.pipeline.close()
+            try:
+                self.parts.pipeline.close()
+            except BaseException:
+                self.parts.world.abandon()
+                raise
             self.parts.world.main.barrier()  # nothing of any rank is in flight any more
             self.parts.close()
 

@@ -79,7 +79,7 @@ class Ahead:
         self._running: Future[None] | None = None
         self._runs = False  # and will look for another step before it ends
         self._stilled = 0  # callers that want no rows to be brought
-        self._failure: BaseException | None = None
+        self._failure: BaseException | None = None  # of the thread
         self.told = 0  # steps that are learned from and were noted
         threads = kernels.get_threads()
         self._pool = ThreadPoolExecutor(1, "rows ahead", lambda: kernels.set_threads(threads)) if cache else None
@@ -217,9 +217,12 @@ class Ahead:
             self._waiting = [s for s in self._waiting if s != step]
             self._changed.wait_for(lambda: self._bringing != step)
             self._admitted = [s for s in self._admitted if s != step]
-            if self._failure is not None:
-                raise self._failure
+            self._raise()
         self.rest()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _bring(self, noted: Noted) -> None:
         """Every row of the step has its place."""
@@ -272,7 +275,7 @@ class Ahead:
             try:
                 with self._aside():
                     self._admit(noted, rows)
-            except BaseException as error:  # said by the step
+            except BaseException as error:  # said by the next step that comes, or by ``close``
                 self._failure = error
             with self._changed:
                 noted.placed = rows
@@ -312,11 +315,14 @@ class Ahead:
         return nullcontext() if self._device is None else self._device.aside()
 
     def close(self) -> None:
-        """No step comes any more."""
-        if self._pool is not None:
-            with self._changed:
-                self._waiting.clear()
-            self._wait()
-            self._pool.shutdown()
-        if self.below is not None:
-            self.below.close()
+        """No step comes any more. Raises what its thread has failed with: perhaps no step was told."""
+        try:
+            if self._pool is not None:
+                with self._changed:
+                    self._waiting.clear()
+                self._pool.shutdown()
+                self._wait()
+                self._raise()
+        finally:
+            if self.below is not None:
+                self.below.close()

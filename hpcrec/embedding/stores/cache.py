@@ -94,6 +94,7 @@ class Cache:
         self._planning, self._moving = RLock(), Lock()  # taken in this order
         self._coming: dict[int, Some] = {}  # what was read last, or is now
         self._broken = set[int]()  # blocks whose rows are not what their plans say
+        self._first: BaseException | None = None  # the error since when they are not
         self._wait()
 
     def _empty(self, block: int, n: int) -> dict[str, Any]:
@@ -279,16 +280,20 @@ class Cache:
         """Where it fails, rows are not what the plans say."""
         try:
             yield
-        except BaseException:
+        except BaseException as error:
+            if not self._broken:
+                self._first = error
             self._broken.update(self._plans)
             raise
 
     def _check_whole(self) -> None:
         if self._broken:
+            first = self._first
+            said = str(first) if isinstance(first, HpcrecError) else f"{type(first).__name__}: {first}"
             raise HpcrecError(
-                "rows could not be brought into a cache of [store] (see the first error), so those "
-                "that are there are not known any more. Go on from the last checkpoint."
-            )
+                f"rows could not be brought into a cache of [store] ({said}), so those that are there are not known "
+                "any more. Go on from the last checkpoint."
+            ) from first
 
     # Another cache's rows, of one that lies over this one.
 

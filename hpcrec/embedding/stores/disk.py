@@ -384,9 +384,11 @@ class DiskStore(CachedStore):
 
     def close(self) -> None:
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""
-        self._stop_looking()
-        super().close()
-        self._gone()
+        try:
+            self._stop_looking()
+            super().close()
+        finally:
+            self._gone()
 
     def _gone(self) -> None:
         if self._last is None:
