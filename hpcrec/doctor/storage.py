@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec.build.needs import DiskNeeds, disk_needs
+from hpcrec.config import CheckpointConfig
 from hpcrec.data.index import open_files
 from hpcrec.doctor.base import Finding, Site, fail, ok, warn
 from hpcrec.doctor.disk import IN_MEMORY, Extent, Nothing, Read, Speed, Written, file_system, share_bytes, timed
@@ -133,13 +134,28 @@ def _checkpoint(
         )
     else:
         yield ok("checkpoint", said, **data)
-    copies = keys.keep + 1 + bool(keys.keep_best)  # the newest, the best, and the one being written
-    if free is not None and free < copies * total:
-        full = free < total
+    if free is not None:
+        yield from _room(keys, total, free)
+
+
+def _room(keys: CheckpointConfig, each: int, free: int) -> Iterator[Finding]:
+    """Whether those that are kept have room, and the one that is being written."""
+    best = bool(keys.keep_best)
+    copies, stay = keys.keep + best, 1 + best  # the newest and the best stay, whatever they hold
+    held, do = copies * each, "lower checkpoint.keep, or set checkpoint.keep_bytes"
+    said = f"{copies + 1} checkpoints take {format_bytes(held + each)}"
+    if keys.keep_bytes is not None and keys.keep_bytes < held:
+        held, do = max(keys.keep_bytes, stay * each), "lower checkpoint.keep_bytes"
+        if held > keys.keep_bytes:
+            do = "save fewer bytes"
+            said = f"the {'newest and the best checkpoint' if best else 'newest checkpoint'}"
+            said += f", and the one that is being written, take {format_bytes(held + each)}"
+        else:
+            said = f"checkpoints take up to {format_bytes(held + each)} (checkpoint.keep_bytes, and one more)"
+    if free < held + each:
+        full = free < each
         yield (fail if full else warn)(
-            "room",
-            f"{format_bytes(free)} free; {copies} checkpoints take {format_bytes(copies * total)}",
-            "make room, write elsewhere (run.folder), or lower checkpoint.keep",
+            "room", f"{format_bytes(free)} free; {said}", f"make room, write elsewhere (run.folder), or {do}"
         )
 
 

@@ -36,7 +36,10 @@ def speed(gbs_of_host, **more):
 
 def run_disk(tmp_path, needs, gbs_of_host, *, free=10**15, samples_per_s=None, checkpoint=None, limit_s=120.0):
     """Findings of four hosts, and what later checks are left."""
-    config = config_for(tmp_path, checkpoint=checkpoint or {})
+    data = (
+        {"train": "data.h5", "validation": "data.h5"} if (checkpoint or {}).get("keep_best") else {"train": "data.h5"}
+    )
+    config = config_for(tmp_path, checkpoint=checkpoint or {}, data=data)
     answer = {"folder": "/runs", "kind": "lustre", "write": speed(gbs_of_host), "read": speed(gbs_of_host)}
     answer |= {"free": free, "inodes": None, "needs": needs, "why": "", "samples_per_s": samples_per_s}
     site = site_of(FOUR, config=config, checkpoint_s=limit_s)
@@ -77,6 +80,37 @@ def test_room_for_checkpoints(tmp_path):
     assert (tight.what, tight.found) == ("room", "30.00 GB free; 3 checkpoints take 36.00 GB")
     full = only(run_disk(tmp_path, needs_of(3, 3, 3, 3), [1.0] * 4, free=10**9, checkpoint=config)[0], "FAIL")
     assert full.what == "room"
+
+
+@pytest.mark.parametrize(
+    ("keys", "free_gb", "said"),
+    [  # checkpoints of 12 GB
+        ({"keep": 20, "keep_bytes": 30 * 10**9}, 42, None),
+        (
+            {"keep": 20, "keep_bytes": 30 * 10**9},
+            41,
+            "41.00 GB free; checkpoints take up to 42.00 GB (checkpoint.keep_bytes, and one more)",
+        ),
+        (
+            {"keep": 20, "keep_bytes": 10**9},
+            23,
+            "23.00 GB free; the newest checkpoint, and the one that is being written, take 24.00 GB",
+        ),
+        ({"keep": 20, "keep_bytes": 10**9}, 24, None),
+        (
+            {"keep": 20, "keep_best": True, "keep_bytes": 10**9},
+            35,
+            "35.00 GB free; the newest and the best checkpoint, and the one that is being written, take 36.00 GB",
+        ),
+        ({"keep": 2, "keep_bytes": 10**12}, 35, "35.00 GB free; 3 checkpoints take 36.00 GB"),
+    ],
+)
+def test_room_for_checkpoints_that_may_hold_so_many_bytes(tmp_path, keys, free_gb, said):
+    needs = needs_of(3, 3, 3, 3)
+    findings, _ = run_disk(tmp_path, needs, [1.0] * 4, free=free_gb * 10**9, checkpoint=keys)
+    assert [f.found for f in findings if f.what == "room"] == ([] if said is None else [said])
+    if said is not None:
+        assert only(findings, "warn").found == said
 
 
 def test_a_host_with_a_slow_disk_is_named(tmp_path):
