@@ -38,6 +38,7 @@ class Wrong(IntEnum):
     CHECKSUM = 3
     ANOTHER_PAGE = 4
     ANOTHER_ROW = 5
+    GONE = 6
 
 
 @dataclass(frozen=True)

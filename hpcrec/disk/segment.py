@@ -345,6 +345,7 @@ def unreadable(path: Path, page: int, outcome: Outcome, more: str) -> TierError:
         Wrong.CHECKSUM: "has a wrong checksum",
         Wrong.ANOTHER_PAGE: "holds another page",
         Wrong.ANOTHER_ROW: "holds another row where the index points",
+        Wrong.GONE: "is gone where the file is mapped (SIGBUS: it was cut off meanwhile, or its memory is damaged)",
     }[outcome.wrong]
     return TierError(f"{path}: page {page} {said}.{more} {AGAIN}")
 

@@ -12,6 +12,7 @@
 #include <new>
 #include <system_error>
 
+#include "hpcrec/gone.h"
 #include "hpcrec/ring.h"
 
 namespace hpcrec {
@@ -44,6 +45,7 @@ PageIo::PageIo(Way way, int depth, int64_t page_bytes)
     : way_(way), depth_(depth), page_bytes_(rounded(page_bytes)), memory_bytes_(depth * page_bytes_) {
   memory_.reset(static_cast<uint8_t*>(std::aligned_alloc(sector_bytes, static_cast<size_t>(memory_bytes_))));
   if (!memory_) throw std::bad_alloc();
+  if (way == Way::mapped) watch_for_gone_memory();
   if (way == Way::ring) {
     std::condition_variable begun;
     int error = -1;
@@ -196,7 +198,7 @@ Wrong PageIo::from_map(const Taken& taken, int& error) const {
   const auto length = static_cast<size_t>(of.offset - first + of.bytes);
   void* map = MAP_FAILED;
   if (fstat(of.file, &there) == 0) {
-    if (there.st_size < of.offset + of.bytes) return Wrong::short_file;  // touching it would be a signal
+    if (there.st_size < of.offset + of.bytes) return Wrong::short_file;
     map = mmap(nullptr, length, PROT_READ, MAP_SHARED, of.file, first);
   }
   if (map == MAP_FAILED) {
@@ -204,10 +206,13 @@ Wrong PageIo::from_map(const Taken& taken, int& error) const {
     return Wrong::system;
   }
   const uint8_t* at = static_cast<const uint8_t*>(map) + (of.offset - first);
-  if (of.memory) std::memcpy(of.memory, at, static_cast<size_t>(of.bytes));
-  const Wrong wrong = checked(taken, of.memory ? of.memory : at);
+  Wrong wrong = Wrong::nothing;
+  const bool whole = all_there([&] {
+    if (of.memory) std::memcpy(of.memory, at, static_cast<size_t>(of.bytes));
+    wrong = checked(taken, of.memory ? of.memory : at);
+  });
   munmap(map, length);
-  return wrong;
+  return whole ? wrong : Wrong::gone;
 }
 
 void PageIo::by_ring(std::condition_variable& begun, int& error) {

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from hpcrec.disk import pages
+from hpcrec.disk.layout import Outcome, Wrong
 from hpcrec.disk.segment import _TRAILER
 from hpcrec.disk.tier import Tier, Wanted
 from hpcrec.errors import ConfigError, OutputError, TierError
@@ -194,6 +195,20 @@ def test_a_read_that_fails_is_an_error_and_the_next_one_is_not(way, tmp_path):
             tier.flush()
 
 
+@pytest.mark.skipif(not available(), reason="no native module")
+def test_a_page_that_is_gone_where_it_is_mapped_is_named(tmp_path, monkeypatch):
+    model = Model(0)
+    with Tier(tmp_path, BLOCKS, settings("mapped")) as tier:
+        for _ in writes(model, tier, 10):
+            pass
+        wait = tier._io.wait
+        monkeypatch.setattr(tier._io, "wait", lambda ticket: (wait(ticket), Outcome(Wrong.GONE, 0, 0))[1])
+        with pytest.raises(TierError, match=r"segment-\d+: page \d+ is gone where the file is mapped \(SIGBUS"):
+            model.check(tier)
+        monkeypatch.undo()
+        model.check(tier)
+
+
 @contextlib.contextmanager
 def small_disk(folder, n_bytes):
     """A file system of so many bytes in a loop device."""
@@ -213,10 +228,11 @@ def small_disk(folder, n_bytes):
         subprocess.run(["umount", str(where)], check=True)
 
 
-def test_a_full_disk_is_an_error_that_says_so(tmp_path):
+@pytest.mark.parametrize("way", [*WAYS, "mapped"])
+def test_a_full_disk_is_an_error_that_says_so(way, tmp_path):
     model = Model(0)
     with small_disk(tmp_path, 8 << 20) as disk:
-        with Tier(disk / "tier", BLOCKS, settings()) as tier:
+        with Tier(disk / "tier", BLOCKS, settings(way)) as tier:
             for _ in writes(model, tier, 3):
                 pass
             kept = tier.keep().number

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -188,6 +189,47 @@ def test_the_first_request_that_fails_is_told(module, way, stored):
     rows[5 * of.per_page] += 1
     assert outcome() == (Wrong.ANOTHER_ROW, 0, 5)
     io.close()
+
+
+CUT = """
+import os, sys, threading, time
+import numpy as np
+from hpcrec.disk.layout import Layout, Wrong, aligned
+from hpcrec.disk.pages import page_io
+of, path, n = Layout.of(260), sys.argv[1], 64
+file = os.open(path, os.O_RDWR | os.O_CREAT)
+io, ends = page_io("mapped", of.page_bytes)[0], [np.array([v]) for v in (file, 0, 0, n * of.page_bytes)]
+memory, over, seen = aligned(n * of.page_bytes), threading.Event(), set()
+
+
+def cut():
+    while not over.is_set():
+        for pages in (0, n):
+            os.ftruncate(file, pages * of.page_bytes)
+
+
+cutting = threading.Thread(target=cut)
+cutting.start()
+until_s = time.monotonic() + 20
+while Wrong.GONE not in seen and time.monotonic() < until_s:
+    seen.add(io.wait(io.transfer(False, *ends, memory)).wrong)
+over.set()
+cutting.join()
+os.ftruncate(file, n * of.page_bytes)
+assert io.wait(io.transfer(False, *ends, memory)).wrong == Wrong.NOTHING, "the next read is as ever"
+print(sorted(wrong.name for wrong in seen))
+import signal
+signal.raise_signal(signal.SIGBUS)  # which no mapped memory is behind
+"""
+
+
+@pytest.mark.skipif(not available(), reason="no native module")
+def test_a_file_that_is_cut_off_where_it_is_mapped_ends_no_process(tmp_path):
+    """In a process of its own, which such a read would end; a signal of another cause ends it still."""
+    command = [sys.executable, "-c", CUT, str(tmp_path / "pages")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert "'GONE'" in done.stdout, done.stderr
+    assert done.returncode == -signal.SIGBUS
 
 
 @pytest.mark.parametrize(("module", "way"), WAYS[:3])

@@ -34,7 +34,7 @@ inline uint8_t tag_of(int64_t row) {
 }
 
 // What is wrong with a page or a transfer; as in hpcrec/disk/reference.py.
-enum class Wrong : int { nothing, system, short_file, checksum, another_page, another_row };
+enum class Wrong : int { nothing, system, short_file, checksum, another_page, another_row, gone };
 
 // Records of rows [n], from row at[i] of the columns (null: i), to places first + i of pages one behind the other.
 void pack(const PageLayout& of, const std::vector<Column>& columns, const int64_t* at, const int64_t* rows, int64_t n,
