@@ -394,7 +394,7 @@ def _refuse_way(config: Config, layout: Layout, *, direct: bool) -> None:
 
 def make_pipeline(config: Config, exchange: Exchange, timer: Timer) -> Pipeline:
     """What runs the exchange as the policy says."""
-    ahead, points = config.exchange.prefetch > 0, make_points(config)
+    ahead, points = config.exchange.most_ahead > 0, make_points(config)
     return Pipeline(make_policy(config), exchange, timer=timer, ahead=ahead, points=points, agreed=exchange.most_of_all)
 
 

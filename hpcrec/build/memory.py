@@ -116,7 +116,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             _traffic(config, layout, rank, mean_ids, topology.dense),
             dense if rank in topology.dense else None,
             item_bytes=dtype.itemsize,
-            ahead=config.exchange.prefetch,
+            ahead=config.exchange.most_ahead,
             written=_written(config, wire_bytes),
             read_bytes=_read_bytes(config, dataset, layout, rank, looked),
             added_elements=samples * reduction.elements_at(rank)
@@ -295,7 +295,7 @@ def _read_bytes(config: Config, dataset: DataSet, layout: Layout, rank: int, loo
     held = layout.held(rank)
     if config.exchange.ids != "read" or not held:
         return 0.0
-    batches = config.data.prefetch + 2 + config.exchange.prefetch + 1
+    batches = config.data.prefetch + 2 + config.exchange.most_ahead + 1
     windows = 2 * config.dense.codistillation.groups  # groups of dense ranks read beside each other
     held = tuple(dict.fromkeys((*held, *looked)))
     samples = batches * config.train.batch_size + windows * _window_samples(config, dataset, held, ids_only=True)

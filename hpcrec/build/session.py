@@ -45,9 +45,11 @@ from hpcrec.embedding.shards import Family
 from hpcrec.embedding.store import Store
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.exchange.choose import Choice
+from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.offers import Offers
 from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.training.compression import advise
+from hpcrec.training.look_ahead import LookAhead
 from hpcrec.training.nonfinite import Guard
 from hpcrec.training.parts import DensePart, Parts, Split
 from hpcrec.training.schedule import Schedule
@@ -136,7 +138,7 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
         seed=config.train.seed,
         dtype=DTYPES[config.train.dtype][1],
         prefetch=config.data.prefetch,
-        ahead=config.exchange.prefetch + make_policy(config).in_flight - 1,
+        look_ahead=_look_ahead(config, exchange, store),
         timer=timer,
         signal=signal,
         save_failed=threading.Event(),
@@ -162,6 +164,11 @@ def _settled(
         return next(iter(offered.values())), None
     world.take_path(settled.path)
     return offered[settled.path], (settled.choice, settled.found)
+
+
+def _look_ahead(config: Config, exchange: Exchange, store: Store | None) -> LookAhead:
+    first, most, flying = config.exchange.first_ahead, config.exchange.most_ahead, make_policy(config).in_flight - 1
+    return LookAhead(first, most, flying, lambda: 0.0 if store is None else store.waited_s, exchange.most_of_all)
 
 
 def _close(dense: DensePart | None, splits: dict[str, Split], world: World) -> None:
@@ -329,9 +336,9 @@ def _schedule(config: Config, total_steps: int) -> Schedule:
 
 def _check_threads(config: Config, world: World) -> None:
     """Threads of this rank's kernels and of torch; refuses what MPI's thread level does not allow. Collective."""
-    if config.exchange.prefetch and not world.threads_may_communicate:
+    if config.exchange.most_ahead and not world.threads_may_communicate:
         raise ConfigError(
-            f"exchange.prefetch is {config.exchange.prefetch}, but this MPI library does not let two threads "
+            f"exchange.prefetch is {config.exchange.first_ahead}, but this MPI library does not let two threads "
             "communicate at once (MPI_THREAD_MULTIPLE). Set exchange.prefetch = 0, or use an MPI with thread support."
         )
     if make_policy(config).in_flight > 1 and not world.threads_may_communicate:

@@ -85,7 +85,7 @@ def tiers_of(config: Config, host_of: Sequence[int], counted: Path | None = None
     curves = _counted(config, families, looked) if counted is None else _read(config, families, counted)
     dtype = DTYPES[config.train.dtype][0]
     later = max(1 - samples / max(config.train.batch_size * steps, 1), 0.0)  # share of steps after the first epoch
-    ahead = config.exchange.prefetch + make_policy(config).in_flight - 1
+    ahead = config.exchange.first_ahead + make_policy(config).in_flight - 1
     parts: dict[int, list[TierPart]] = {}
     for rank in topology.owners:
         for block in blocks_of(tables, [f for f in families if rank in f.holders], rank):

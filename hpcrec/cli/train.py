@@ -259,7 +259,8 @@ def _stop_time(
         given_s=given_s,
         first_step=first,
         interval=every,
-        steps=session.parts.ahead + 2,  # the one under way, those that are submitted, and the one that brings the word
+        steps=session.parts.look_ahead.most
+        + 2,  # the one under way, those that are submitted, and the one that brings the word
         left_s=lambda: seconds_left(job or "", environment),
         left_at_start_s=lambda: seconds_left_at_start(environment),
     )
@@ -330,6 +331,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "owners": {},
         "imbalance": {},
         "copies": {},
+        "rows_ahead": {},
         "dynamic_tables": {},
         "topology": _topology(session),
         "versions": software,
@@ -372,6 +374,7 @@ def _summary(
         "owners": owners,
         "imbalance": imbalance(list(owners.values())),
         "copies": _copies(session),
+        "rows_ahead": dict(session.parts.look_ahead.record()),
         "dynamic_tables": outcome.dynamic,
         "topology": _topology(session),
         "versions": software,

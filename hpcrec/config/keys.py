@@ -31,6 +31,7 @@ Place = Annotated[
 ]
 Count = Annotated[int, Field(strict=True, ge=0)]
 Positive = Annotated[int, Field(strict=True, ge=1)]
+_FIRST_AHEAD, _MOST_AHEAD = 1, 4  # steps that ids are routed ahead where it is not said
 _MOST_STALE = 1000  # updates that hybrid may leave out: memory grows with them
 Amount = Annotated[float, Field(strict=True, ge=0)]
 AboveZero = Annotated[float, Field(strict=True, gt=0)]
@@ -261,8 +262,9 @@ class ExchangeConfig:
     """Batches on which form auto counts what each form would cost."""
     auto_copies: Count = 16 * MiB
     """Memory, in bytes a dense rank, of the copies that form auto may make of tables with shard auto; 0: none."""
-    prefetch: Count = 1
-    """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result."""
+    prefetch: Count | None = None
+    """Steps that ids are routed ahead by a thread; 0 routes them in their step. Changes no result. By default 1, and
+    where rows are on a disk 1 to 4, as many as steps wait less for rows with (docs/tiers.md)."""
     windows: Flag = True
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
     path: Literal["flat", "levels", "auto"] = "flat"
@@ -286,6 +288,16 @@ class ExchangeConfig:
     def may_level(self) -> bool:
         """Whether messages may go by levels: what is asked for, or may be chosen."""
         return self.path == "levels" or (self.path == "auto" and self.windows and self.gpu_messages != "on")
+
+    @property
+    def first_ahead(self) -> int:
+        """Steps that ids are routed ahead when a run begins."""
+        return _FIRST_AHEAD if self.prefetch is None else self.prefetch
+
+    @property
+    def most_ahead(self) -> int:
+        """The same at any time, at most."""
+        return _MOST_AHEAD if self.prefetch is None else self.prefetch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -638,6 +650,8 @@ def validate(mapping: Mapping[str, Any], source: str, sources: Mapping[toml.Keys
     for key, sentence in _conflicts(config):
         where = toml.source_of(toml.split(key), source, sources)
         raise ConfigError(f"{where}: {key} {sentence}")
+    if config.exchange.prefetch is None and config.store.name != "disk":
+        config = dataclasses.replace(config, exchange=dataclasses.replace(config.exchange, prefetch=_FIRST_AHEAD))
     if config.checkpoint.keep_best is None:
         best = dataclasses.replace(config.checkpoint, keep_best=config.data.validation is not None)
         config = dataclasses.replace(config, checkpoint=best)

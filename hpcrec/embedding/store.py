@@ -92,6 +92,10 @@ class Store(Protocol):
         """
 
     @property
+    def waited_s(self) -> float:
+        """Seconds for which training steps have waited for their rows so far."""
+
+    @property
     def looks_ahead(self) -> bool:
         """Whether ``foresee`` is of use."""
 

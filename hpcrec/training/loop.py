@@ -94,7 +94,7 @@ class Loop:
         self._saver = Saver(
             session, folder, background=checkpoint.background, full_every=checkpoint.full_every, claim=claim
         )
-        self._retry = Retry(checkpoint.every or train.eval_every, session.parts.ahead + 1)
+        self._retry = Retry(checkpoint.every or train.eval_every, session.parts.look_ahead.most + 1)
         self._progress = Progress()
         self.lines = Lines(session, train.log_every)
         self._saved_at = self._judged_at = -1

@@ -22,6 +22,7 @@ from hpcrec.embedding.store import Store
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.pipeline import Pipeline
 from hpcrec.training.chosen import Chosen
+from hpcrec.training.look_ahead import LookAhead
 from hpcrec.training.schedule import Schedule
 from hpcrec.training.timer import PhaseTimer
 from hpcrec.types import Batch, TableSpec
@@ -109,7 +110,7 @@ class Parts:
     seed: int
     dtype: torch.dtype
     prefetch: int
-    ahead: int
+    look_ahead: LookAhead
     timer: PhaseTimer
     signal: StopSignal
     save_failed: threading.Event

@@ -119,6 +119,8 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         share = {n: rows_read / n_rows for n, rows_read in age.items() if rows_read}
         rows.append(("rows read", ", ".join(f"{part:.1%} lack {n}" for n, part in share.items()) + " updates"))
     rows += copies_rows(summary)
+    if ahead := summary.get("rows_ahead"):  # a summary of before knows nothing of it
+        rows.append(("rows ahead", f"{ahead['steps']} step{'s' * (ahead['steps'] > 1)}: {ahead['why']}"))
     return rows + [("slow", f"{describe(rank)}, {rank['lines']:,} lines") for rank in summary["slow_ranks"]]
 
 

@@ -70,6 +70,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "owners": None,
     "imbalance": None,
     "copies": None,
+    "rows_ahead": None,
     "dynamic_tables": None,
     "topology": None,
     "versions": None,

@@ -23,21 +23,24 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
     sets = parts.world.topology.table_sets
     own, *others = [Reading(parts.world.topology.reads(ahead), counted=True) for ahead in range(sets)]
     try:
-        for number in range(first, first + n):
-            with parts.timer("load_wait"):
-                batch, ids, sight = next(feed)
-            teaches = parts.teaches_from is not None and number >= parts.teaches_from
-            readings = [own, *others] if teaches else [own]
-            stop = parts.signal.requested
-            failed = parts.save_failed.is_set()
-            waiting.append(
-                parts.pipeline.submit(
-                    batch, ids, train=True, stop=stop, save_failed=failed, readings=readings, sight=sight
+        number = first
+        parts.look_ahead.begin()
+        for step in range(first, first + n):
+            known = min(step + 1 + parts.look_ahead.before_step(), first + n)
+            while number < known:
+                with parts.timer("load_wait"):
+                    batch, ids, sight = next(feed)
+                teaches = parts.teaches_from is not None and number >= parts.teaches_from
+                readings = [own, *others] if teaches else [own]
+                stop = parts.signal.requested
+                failed = parts.save_failed.is_set()
+                waiting.append(
+                    parts.pipeline.submit(
+                        batch, ids, train=True, stop=stop, save_failed=failed, readings=readings, sight=sight
+                    )
                 )
-            )
-            if len(waiting) > parts.ahead:
-                yield waiting.pop(0)
-        yield from waiting
+                number += 1
+            yield waiting.pop(0)
     finally:
         # Routes left in flight are of every rank alike; later ones follow them on the same thread.
         feed.close()
@@ -53,7 +56,7 @@ def reading_tickets(parts: Parts, source: Split, n: int, sets: Iterable[int], *,
                 batch, ids, _ = next(feed)
             stop = stoppable and parts.signal.requested
             waiting.append(parts.pipeline.submit(batch, ids, train=False, stop=stop, readings=readings))
-            if len(waiting) > parts.ahead:
+            if len(waiting) > parts.look_ahead.submitted:
                 yield waiting.pop(0)
         yield from waiting
     finally:

@@ -54,6 +54,7 @@ def summary(**changes):
         "owners": {"0": {"rows": 1000, "bytes": 68_000, **Load(steps=4, lookups=400, distinct=200).figures()}},
         "imbalance": {"bytes": 1.0, "lookups": 1.25, "distinct": 1.0, "time": 1.0},
         "copies": {},
+        "rows_ahead": {"steps": 2, "waited": {"1": 0.05, "2": 0.01}, "why": "of the time steps waited: 5.0% with 1"},
         "dynamic_tables": {
             "user": {
                 "rows": 900,
@@ -279,7 +280,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     assert " ".join(found) == (
         "status steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
         "dense_compression exchange_thresholds exchange phase_s drains slow_ranks read_age peak_rss_bytes owners "
-        "imbalance copies dynamic_tables topology versions"
+        "imbalance copies rows_ahead dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]

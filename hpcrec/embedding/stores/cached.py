@@ -98,6 +98,11 @@ class CachedStore(MemoryStore):
     # Steps.
 
     @property
+    def waited_s(self) -> float:
+        """See ``Store``."""
+        return self._waited_s
+
+    @property
     def looks_ahead(self) -> bool:
         """See ``Store``."""
         return bool(self._cache) and (self.device is None or self._ahead.below is not None)

@@ -62,6 +62,11 @@ class MemoryStore(RowStore):
         return None
 
     @property
+    def waited_s(self) -> float:
+        """See ``Store``: rows are here."""
+        return 0.0
+
+    @property
     def looks_ahead(self) -> bool:
         """See ``Store``: rows are here."""
         return False
