@@ -512,7 +512,7 @@ def test_a_cache_that_forgets_a_pin_is_found(monkeypatch: pytest.MonkeyPatch) ->
     """The suite can fail: where a step's rows lose their places before it has learned, bits differ or it stops."""
     from hpcrec.embedding.stores.cache_plan import CachePlan
 
-    def admit(self: CachePlan, step: int, rows: Any, clock: int | None) -> Any:
+    def admit(self: CachePlan, step: int, rows: Any, clock: int | None, *more: Any) -> Any:
         kept, self._pinned = self._pinned, {}
         moves = real(self, step, rows, clock)
         self._pinned = {**kept, **self._pinned}

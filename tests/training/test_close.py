@@ -60,11 +60,11 @@ def one_step_before_a_failure(folder: Path, monkeypatch: pytest.MonkeyPatch) -> 
     session = open_session(config_of(folder))
     admit, failed = CachePlan.admit, threading.Event()
 
-    def failing(self: CachePlan, step: int, rows: Any, clock: int | None) -> Any:
+    def failing(self: CachePlan, step: int, rows: Any, clock: int | None, *more: Any) -> Any:
         if clock == 2:
             failed.set()
             raise TierError(SAID)
-        return admit(self, step, rows, clock)
+        return admit(self, step, rows, clock, *more)
 
     monkeypatch.setattr(CachePlan, "admit", failing)
     for step in session.steps():

@@ -38,6 +38,8 @@ class Noted:
         The place of each row asked among these; empty as long as the step is only foreseen.
     placed : dict of int to int64 [U] or None
         Rows that were given places: others than ``rows``, where it asks for others than was foreseen.
+    on_host : dict of int to int64 [U]
+        Of rows that are in an array of a device, copies, where the cache below has some.
     """
 
     step: int
@@ -46,6 +48,7 @@ class Noted:
     clock: int
     inverse: dict[int, Any] = field(default_factory=dict)
     placed: dict[int, Any] | None = None
+    on_host: dict[int, Ints] = field(default_factory=dict)
 
     def asks(self, rows: Mapping[int, Any], inverse: Mapping[int, Any]) -> None:
         """It is known what it asks for."""
@@ -114,15 +117,17 @@ class Ahead:
 
     def note(self, step: int, rows: dict[int, Any], inverse: Mapping[int, Any], *, trains: bool) -> None:
         """A step, and its distinct rows [U]; ``inverse``: see ``Noted``."""
+        on_host = dict[int, Ints]()
         if self.below is not None and trains:
-            foreseen = step in self.below._noted
-            self.below.note(step, self.below.here(rows), {}, trains=True)
+            foreseen, on_host = step in self.below._noted, self.below.here(rows)
+            self.below.note(step, on_host, {}, trains=True)
             if foreseen:  # then it is read at once, and what was foreseen before and has not come never does
                 self.below._give_up_before(step)
         with self._changed:
             if step not in self._noted:
                 self._note(step, rows, trains=trains)
             self._noted[step].asks(rows, inverse)
+            self._noted[step].on_host = on_host
         if self._device is None:  # a device's rows are brought between two calls of the step under way
             self.start()
 
@@ -140,8 +145,10 @@ class Ahead:
     def _note_anew(self, step: int, rows: dict[int, Any], inverse: Mapping[int, Any]) -> None:
         noted, waits = self._noted[step], step not in self._read
         self._taken_over(step)  # and its thread is not below
+        noted.on_host = {}
         if self.below is not None and noted.trains:
-            self.below._note_anew(step, self.below.here(rows), {})
+            noted.on_host = self.below.here(rows)
+            self.below._note_anew(step, noted.on_host, {})
         noted.asks(rows, inverse)
         self.cache.release(step)
         noted.placed = None
@@ -234,7 +241,7 @@ class Ahead:
     def _admit(self, noted: Noted, rows: dict[int, Any]) -> None:
         if self.below is not None and noted.trains:
             self.below._need(noted.step)  # those before it may still come: this thread may have overtaken a step
-        self.cache.admit(noted.step, rows, noted.clock if noted.trains else None)
+        self.cache.admit(noted.step, rows, noted.clock if noted.trains else None, noted.on_host)
 
     # The thread.
 
@@ -291,8 +298,9 @@ class Ahead:
 
     @contextmanager
     def still_here(self) -> Iterator[None]:
-        """No rows are brought into this cache, while its thread may go on below."""
+        """No rows are brought into this cache, while its thread may go on below. It goes on with its own afterwards."""
         with self._changed:
+            runs = self._runs
             self._stilled += 1
             self._changed.wait_for(lambda: self._bringing is None)
         try:
@@ -300,6 +308,8 @@ class Ahead:
         finally:
             with self._changed:
                 self._stilled -= 1
+            if runs:  # it may have ended for this
+                self.start()
 
     def rest(self) -> None:
         """On a device nothing is being brought any more."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import Lock, RLock
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,6 +26,7 @@ from hpcrec.errors import HpcrecError
 from hpcrec.types import Floats, Ints
 
 Columns = Mapping[str, Any]  # rows, under "", and states, by place
+NO_COPIES: Mapping[int, Ints] = MappingProxyType({})
 PIECE_ROWS = 1 << 16  # rows that are copied at once: bounds the memory beside them
 
 
@@ -155,7 +157,9 @@ class Cache:
         """Whether a step more would help to choose who goes, of every block."""
         return all(plan.sees_little() for plan in self._plans.values())
 
-    def admit(self, step: int, rows: Mapping[int, Any], clock: int | None) -> None:
+    def admit(
+        self, step: int, rows: Mapping[int, Any], clock: int | None, on_host: Mapping[int, Ints] = NO_COPIES
+    ) -> None:
         """Gives slots to a step's distinct rows [U] of each block, and reads what can be had by now.
 
         Parameters
@@ -163,11 +167,13 @@ class Cache:
         clock : int or None
             The number of the step among those that are learned from; None where it is only read: no row loses its slot
             for it.
+        on_host : mapping of int to int64 [U], optional
+            Copies of ``rows`` that are in a device's memory; of blocks that have none here one is made.
         """
         with self._or_broken():
             with self._planning:
                 self._check_whole()
-                moves = {b: plan.admit(step, rows[b], clock) for b, plan in self._plans.items()}
+                moves = {b: plan.admit(step, rows[b], clock, on_host.get(b)) for b, plan in self._plans.items()}
                 self._store({b: gone for b, (gone, _) in moves.items()})
                 self._moving.acquire()  # what was decided before is read before
                 self._coming = {b: new for b, (_, new) in moves.items()}

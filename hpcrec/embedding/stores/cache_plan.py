@@ -122,10 +122,10 @@ class CachePlan:
         """Whether to look at more of them would help to choose who goes."""
         return self._map.foreseen < _SEEN
 
-    def admit(self, step: int, rows: Any, clock: int | None) -> tuple[Some, Some]:
+    def admit(self, step: int, rows: Any, clock: int | None, on_host: Ints | None = None) -> tuple[Some, Some]:
         """Gives slots to a step's distinct rows [U]; only finds them where it has no clock.
 
-        Clocks rise; one that was given before may come again.
+        Clocks rise; one that was given before may come again. ``on_host``: a copy of rows in a device's memory.
 
         Returns
         -------
@@ -135,7 +135,7 @@ class CachePlan:
         """
         self._clock = max(self._clock, clock or 0)
         self._touch()
-        numbers = np.asarray(rows)
+        numbers = np.asarray(rows) if on_host is None else on_host
         had = self._behind.find(numbers) >= 0
         asked = numbers[~had] if had.any() else rows
         before = np.asarray(self._map.find(asked))
