@@ -1,16 +1,25 @@
 """Lists of cases in which every pair of values occurs, where all combinations would be too many. Knows no test."""
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 
-def covering(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-    """Combinations in which every pair of values of two axes occurs; each is the first of those with most new pairs."""
+def covering(*axes: tuple[Any, ...], allowed: Callable[..., bool] | None = None) -> list[tuple[Any, ...]]:
+    """Combinations in which every pair of values of two axes occurs; each is the first of those with most new pairs.
+
+    ``allowed`` is given the values of a combination; pairs that are in none of those allowed are left out.
+    """
     pairs = list(itertools.combinations(range(len(axes)), 2))
-    missing = {(i, j): np.ones((len(axes[i]), len(axes[j])), dtype=np.int32) for i, j in pairs}
     everything = np.indices([len(axis) for axis in axes]).reshape(len(axes), -1)
+    if allowed is not None:
+        good = [allowed(*(axis[k] for axis, k in zip(axes, of, strict=True))) for of in everything.T.tolist()]
+        everything = everything[:, good]
+    missing = {(i, j): np.zeros((len(axes[i]), len(axes[j])), dtype=np.int32) for i, j in pairs}
+    for i, j in pairs:
+        missing[i, j][everything[i], everything[j]] = 1
     chosen = []
     while any(each.any() for each in missing.values()):
         new = sum(missing[i, j][everything[i], everything[j]] for i, j in pairs)

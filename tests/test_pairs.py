@@ -13,3 +13,16 @@ def test_every_pair_occurs() -> None:
     assert 12 <= len(cases) < 3 * 2 * 2 * 4 / 2
     assert covering(("a", "b")) == []  # no pairs
     assert covering((1,), (2,)) == [(1, 2)]
+
+
+def test_every_pair_that_is_allowed_occurs_in_what_is() -> None:
+    axes = ((1, 2, 3), (1, 2, 3), "ab", "xy")
+
+    def allowed(i: int, j: int, name: str, kind: str) -> bool:
+        return i != j and (name == "a" or kind == "x")
+
+    cases = covering(*map(tuple, axes), allowed=allowed)
+    assert all(allowed(*case) for case in cases)
+    assert {case[:2] for case in cases} == {(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j}
+    assert {case[2:] for case in cases} == {("a", "x"), ("a", "y"), ("b", "x")}
+    assert len(cases) <= 8
