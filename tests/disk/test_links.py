@@ -7,8 +7,11 @@ import shutil
 import numpy as np
 import pytest
 
+from hpcrec import again
+from hpcrec.checkpoint.files import segment_damage
 from hpcrec.disk import snapshot
 from hpcrec.disk.links import copied, linked
+from hpcrec.disk.segment import seal_of
 from hpcrec.disk.snapshot import Snapshot
 from hpcrec.disk.tier import BlockRows, Tier
 from hpcrec.errors import TierError
@@ -96,6 +99,18 @@ def test_where_no_links_can_be_had_files_are_copied(kept, tmp_path, monkeypatch)
         copied(folder / "a", folder / "b")
     with pytest.raises(FileNotFoundError):
         linked(folder / "nowhere", folder / "c")
+
+
+@pytest.mark.parametrize("n_bytes", [0, 3, 4096])
+def test_a_link_that_is_shorter_than_it_was_is_damaged(kept, n_bytes, monkeypatch):
+    """One without a seal too: else a run would wait for it, and not go back to an older checkpoint."""
+    folder, _, _ = kept
+    path = next(folder.glob("segment-*"))
+    entry = {"bytes": path.stat().st_size, "seal": seal_of(path)}
+    assert segment_damage(path, entry) is None
+    os.truncate(path, n_bytes)
+    monkeypatch.setattr(again, "PAUSES_S", ())
+    assert segment_damage(path, entry) == f"{path} has {n_bytes} bytes, its manifest says {entry['bytes']}"
 
 
 def test_a_segment_of_another_run_is_told_by_its_seal(kept, tmp_path):

@@ -18,8 +18,8 @@ ERRORS_ON = (
 )  # fmt: skip
 CUTS_ON = (
     "first/1", "first/2", "first/3", "increment/1", "increment/2", "long/1", "long/3", "again/1", "again/2",
-    "retried/1+3", "retried/1+9", "retried/2+5", "retried/2+14", "retried/2+21", "resume/1", "damaged/1", "notes/1",
-    "first notes/1", "prepare/1", "prepare one/1", "prepare restart/1", "export/1",
+    "retried/1+3", "retried/1+9", "retried/2+5", "retried/2+14", "retried/2+21", "linked/1", "linked/2",
+    "resume/1", "damaged/1", "notes/1", "first notes/1", "prepare/1", "prepare one/1", "prepare restart/1", "export/1",
 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Every scenario by its name; knows nothing of what they do."""
 
-from tests.failing_files import models, scenarios
+from tests.failing_files import linked, models, scenarios
 from tests.failing_files.scenarios import Scenario
 
 SCENARIOS: dict[str, type[Scenario]] = {
@@ -9,6 +9,7 @@ SCENARIOS: dict[str, type[Scenario]] = {
     "long": scenarios.Long,
     "retried": scenarios.Retried,
     "again": scenarios.Again,
+    "linked": linked.Linked,
     "resume": scenarios.Resume,
     "damaged": scenarios.Damaged,
     "notes": scenarios.Notes,

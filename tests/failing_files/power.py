@@ -3,8 +3,8 @@
 The rules. A sync of a file keeps the bytes that the host that calls it wrote to it, and a sync of a folder the names
 that this host made, changed or removed in it; what another host did there stays in that host's memory until its own
 sync, though all hosts see it. A rename is one change, even of two folders. What is not kept is lost or not, each change
-of a name and each 512 bytes by itself, in any order; a file may have its new length without the bytes. After a sync
-that failed the bytes are gone. Knows nothing of what the files are.
+of a name and each 512 bytes by itself, in any order; a file may have its new length without the bytes. A link is one
+more name of the same bytes. After a sync that failed the bytes are gone. Knows nothing of what the files are.
 """
 
 import os
@@ -19,12 +19,12 @@ from pathlib import Path
 from tests.failing_files.library import CALLS, kind_of
 
 SECTOR = 512
-TRUNCATE, RMDIR, MARK = 100, 101, -1  # as in preload.c, beside the numbers of CALLS
+TRUNCATE, RMDIR, LINK, MARK = 100, 101, 102, -1  # as in preload.c, beside the numbers of CALLS
 _HEAD = struct.Struct("=6i2q")
 _OPEN, _WRITE, _FSYNC, _CLOSE, _RENAME, _UNLINK, _MKDIR = (
     CALLS.index(name) for name in ("open", "write", "fsync", "close", "rename", "unlink", "mkdir")
 )
-_NAMES = {**dict(enumerate(CALLS)), TRUNCATE: "write", RMDIR: "unlink"}
+_NAMES = {**dict(enumerate(CALLS)), TRUNCATE: "write", RMDIR: "unlink", LINK: "link"}
 _SURVIVE = (0.0, 0.5, 0.9, 1.0)
 
 
@@ -148,6 +148,9 @@ class Disk:
             (folder, name), (to, new) = self._at(record.path), self._at(record.other)
             number = self._live[folder][name]
             self._set(record.host, record.other, (folder, name, None), (to, new, number))
+        elif record.call == LINK:
+            (folder, name), (to, new) = self._at(record.path), self._at(record.other)
+            self._set(record.host, record.other, (to, new, self._live[folder][name]))
         elif record.call == _MKDIR:
             folder, name = self._at(record.path)
             self._live[len(self._files)] = {}
@@ -208,6 +211,7 @@ class Disk:
             for folder, name, number in change.sets:
                 _put(names[folder], name, number)
         shutil.rmtree(target, ignore_errors=True)
+        self._made: dict[int, Path] = {}
         self._write(self._root, target, names, hosts, draw, lost)
         return Cut(hosts, tuple(sorted(lost.items())))
 
@@ -217,7 +221,11 @@ class Disk:
     ) -> None:  # fmt: skip
         file = self._files[number]
         if file.names is None:
+            if number in self._made:
+                path.hardlink_to(self._made[number])
+                return
             path.write_bytes(self._left(file, hosts, draw, lost))
+            self._made[number] = path
             return
         path.mkdir(parents=True)
         for name, child in names[number].items():

@@ -25,7 +25,7 @@
 #include <unistd.h>
 
 enum { OPEN, READ, WRITE, FSYNC, CLOSE, RENAME, UNLINK, MKDIR, CALLS };
-enum { PATH_BYTES = 512, HITS = 64, FILES = 8192, RANGES = 128, NOTED_TRUNCATE = 100, NOTED_RMDIR = 101 };
+enum { PATH_BYTES = 512, HITS = 64, FILES = 8192, RANGES = 128, NOTED_TRUNCATE = 100, NOTED_RMDIR = 101, NOTED_LINK = 102 };
 
 struct control {
   int32_t call, n, error, on; /* the n-th of these calls fails by this error; on: all later ones too */
@@ -502,6 +502,20 @@ int unlinkat(int folder, const char *path, int flags) {
 }
 int unlink(const char *path) { return unlinkat(AT_FDCWD, path, 0); }
 int rmdir(const char *path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
+/* Another name for a file: noted, and never told to fail. */
+int linkat(int from, const char *old, int to, const char *new, int flags) {
+  char rooms[2][PATH_BYTES];
+  const char *path = at(from, old, rooms[0]), *other = at(to, new, rooms[1]);
+  int result, kept;
+  if (path) lock();
+  result = syscall(SYS_linkat, from, old, to, new, flags);
+  kept = errno;
+  if (path && other && !result && noted()) note(NOTED_LINK, -1, host, 0, path, other, NULL, 0);
+  if (path) unlock();
+  errno = kept;
+  return result;
+}
+int link(const char *old, const char *new) { return linkat(AT_FDCWD, old, AT_FDCWD, new, 0); }
 int mkdirat(int folder, const char *path, mode_t mode) {
   char room[PATH_BYTES];
   struct names names = {folder, 0, path, NULL, mode};

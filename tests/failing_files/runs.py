@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -92,6 +93,7 @@ class Book:
     committed: list[Save] = field(default_factory=list)
     needed: set[int] = field(default_factory=set)
     bests: set[int] = field(default_factory=lambda: {0})
+    state: ClassVar[str] = "sum"  # of rows: their ids
 
     def note(self, step: int, base: int | None = None) -> None:
         """The next one is there already."""
@@ -102,9 +104,12 @@ class Book:
         """Writes the next one."""
         self._begin(step, base)
         self.say(f"begin {len(self.begun)} {step} {base or 0}")
-        written(self.run, self.begun[-1], self.ranks)
+        self._written(self.begun[-1])
         self._commit(len(self.begun))
         self.say(f"commit {len(self.begun)}")
+
+    def _written(self, save: Save) -> None:
+        written(self.run, save, self.ranks)
 
     def mark(self, step: int) -> None:
         """Notes it as the best; on one rank."""
@@ -170,11 +175,11 @@ class Book:
         save = self.begun[int(checkpoint.state["number"]) - 1]
         assert save.step == checkpoint.step == checkpoint.state["step"], f"{checkpoint.folder} is of another step"
         for table in TABLES:
-            checkpoint.check_table(table, rows=ROWS, width=WIDTH, states={"sum": (ROWS,)})
+            checkpoint.check_table(table, rows=ROWS, width=WIDTH, states={self.state: (ROWS,)})
             found = np.full((ROWS, WIDTH), np.nan, np.float32)
             for block in checkpoint.whole_table(table, ROWS, WIDTH):
                 found[block.ids] = block.rows
-                assert np.array_equal(block.states["sum"], block.ids.astype(np.float32)), f"{table}: other states"
+                assert np.array_equal(block.states[self.state], block.ids.astype(np.float32)), f"{table}: other states"
             assert np.array_equal(found, save.values(table)), f"{checkpoint.folder}: {table} has other values"
         dense = checkpoint.dense()
         assert np.array_equal(dense.parameters["w"], save.dense), f"{checkpoint.folder}: other dense parameters"

@@ -18,7 +18,7 @@ from tests.faults.seeded import ROOT
 VARIABLE = "HPCREC_FILE_FAULT"
 FILES, FILLED, OUT = "hpcrec/checkpoint/files.py", "hpcrec/data/hdf5_filled.py", "hpcrec/data/hdf5_out.py"
 AGAIN, EXPORT = "hpcrec/again.py", "hpcrec/build/export.py"
-ARRAYS = "hpcrec/serving/arrays.py"
+ARRAYS, SEGMENT = "hpcrec/serving/arrays.py", "hpcrec/disk/segment.py"
 WRITER, WHOLE, ATTEMPTS = "hpcrec/checkpoint/checkpoint.py", "hpcrec/data/files.py", "hpcrec/training/attempts.py"
 
 
@@ -153,6 +153,7 @@ FAULTS: dict[str, FileFault] = {
         (ARRAYS, "                array.flush()  #", "                pass  #"),
         (ARRAYS, "            os.fsync(file.fileno())\n", "            pass\n"),
     )),
+    "linked segments that are not synced": FileFault("cuts", "linked/1", ((SEGMENT, "            os.fsync(self.file)\n", "            pass\n"),)),
     "an attempt that is not synced": FileFault("cuts", "notes/1", ((ATTEMPTS, "            os.fsync(file.fileno())\n", ""),)),
 }  # fmt: skip
 

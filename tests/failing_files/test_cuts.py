@@ -84,6 +84,29 @@ def test_power_goes_at_some_calls(tmp_path: Path) -> None:
     assert found["wrong"] == [] and found["cuts"] == 120
 
 
+def test_a_link_is_one_more_name_of_the_same_bytes(tmp_path: Path) -> None:
+    log = [
+        *written(tmp_path),
+        call(3, fd=5),
+        *synced(tmp_path),
+        call(102, path=f"{tmp_path}/run/x", other=f"{tmp_path}/run/y"),
+    ]
+    log.append(call(6, path=f"{tmp_path}/run/x"))
+    whole = b"a" * 700
+    assert left(tmp_path, log) == {(), (("x", whole),), (("y", whole),), (("x", whole), ("y", whole))}
+    (tmp_path / "2").mkdir()
+    kept = [*written(tmp_path / "2"), call(102, path=f"{tmp_path}/2/run/x", other=f"{tmp_path}/2/run/y")]
+    both = left(tmp_path / "2", [*kept, *synced(tmp_path / "2")])  # names, not bytes
+    assert len(both) > 2 and all(found[0][1] == found[1][1] for found in both)
+
+
+def test_power_goes_where_rows_are_links(tmp_path: Path) -> None:
+    """To segments of a store on a disk, whose own names go when the run ends."""
+    found = asked("cuts", [["--scenarios", "linked/1,linked/2", "--cuts", "50", "--seed", "1"]], tmp_path)[0]
+    assert found["wrong"] == [] and found["cuts"] == 50
+    assert any(name.startswith("link|") for name in found["counts"])
+
+
 def test_pieces_are_never_on_disk_without_the_record_whose_they_are(tmp_path: Path) -> None:
     """The same command was refused after such a cut: its folder had files that nobody seemed to own."""
     found = asked("cuts", [["--scenarios", "prepare/1", "--cuts", "120", "--seed", "7"]], tmp_path)[0]
