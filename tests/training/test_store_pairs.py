@@ -75,7 +75,7 @@ def config_of(folder: Path, case: dict[str, Any], *, on_disk: bool, steps: int, 
     rules = {"user": {"dynamic": {"capacity": 60, "evict": "lru"}}} if case["tables"] == "dynamic" else {}
     exchange = {"form": case["form"], "codec": case["codec"], "prefetch": case["N"]}
     exchange |= {"dct": {"density": 0.5}} if case["codec"] == "dct" else {}
-    exchange |= {"auto_steps": 1} if case["form"] == "auto" else {}
+    exchange |= {"auto_steps": 1, "auto_copies": 0} if case["form"] == "auto" else {}  # copies are on no disk
     return config_for(
         folder,
         model={"name": "fm" if case["form"] == "partial" else "dlrm"},
