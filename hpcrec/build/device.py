@@ -48,7 +48,7 @@ def make_place(config: Config, topology: Topology) -> Place:
     if not torch.cuda.is_available():
         raise MissingError(
             f"dense.device is 'cuda', but there is no GPU that torch {torch.__version__} can use on host "
-            f"{topology.host_of[topology.rank]} of rank {topology.rank}. See `hpcrec doctor`, or set "
+            f"{topology.machine} of rank {topology.rank}. See `hpcrec doctor`, or set "
             "dense.device = 'cpu'"
         )
     number = _turn(config, topology, torch.cuda.device_count())
@@ -74,6 +74,6 @@ def _turn(config: Config, topology: Topology, devices: int) -> int:
     """Ranks of a host take its devices in turn: first those that surely use one, then those that may have copies."""
     rows = topology.owners if store_class(config).on_device else ()
     models = topology.dense if config.dense.device == "cuda" else ()
-    use = [rank for rank in topology.host_ranks if rank in rows or rank in models]
-    may = [rank for rank in topology.host_ranks if rank not in use]
+    use = [rank for rank in topology.machine_ranks if rank in rows or rank in models]
+    may = [rank for rank in topology.machine_ranks if rank not in use]
     return [*use, *may].index(topology.rank) % devices

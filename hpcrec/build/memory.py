@@ -22,7 +22,7 @@ from hpcrec.build.tables import (
     whole_tables,
 )
 from hpcrec.comm.levels import pairs_of
-from hpcrec.comm.topology import Topology
+from hpcrec.comm.topology import Topology, places_of
 from hpcrec.config import Config, DenseConfig
 from hpcrec.data.affinity import PLACE_BYTES, Affinity
 from hpcrec.data.reader import DataSet
@@ -48,21 +48,23 @@ _PLACE_ELEMENTS = 2  # of vectors that hosts add: 32 bytes a bag in float32, for
 
 
 def topology_of(config: Config, host_of: Sequence[int], rank: int = 0) -> Topology:
-    """Roles of so many ranks on these hosts, as ``[topology]`` asks for.
+    """Roles and places of so many ranks on these hosts, as ``[topology]`` asks for.
 
     Raises
     ------
     ConfigError
         They cannot be had.
     """
-    owners, dense = make_roles(config, host_of)
+    places = places_of(host_of, config.topology.places)
+    owners, dense = make_roles(config, places)
     wanted = config.dense.codistillation
     return Topology(
         rank=rank,
         size=len(host_of),
         owners=owners,
         dense=dense,
-        host_of=tuple(host_of),
+        host_of=places,
+        machine_of=tuple(host_of),
         groups=wanted.groups,
         own_tables=not wanted.share_embeddings,
     )
@@ -98,14 +100,12 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
         wire_bytes = wire_item_bytes(codec, dtype)
         mean_ids = {f.name: f.mean_ids for f in dataset.features}
         samples = config.train.batch_size / len(topology.dense)
-        reduction = reduction_for(
-            layout, topology.dense, host_of, config.exchange.reduce, samples=samples, item_bytes=wire_bytes
-        )
+        there = layout, topology.dense, topology.host_of
+        reduction = reduction_for(*there, config.exchange.reduce, samples=samples, item_bytes=wire_bytes)
         affinity = make_affinity(config, tables, families, topology.dense)
         looked = () if affinity is None else affinity.features
         dense = _dense_rank(config, dataset, model, layout, mean_ids, topology, reduction, looked)
         auto = _auto(config, dataset, offers)
-    there = layout, topology.dense, topology.host_of
     roots, runners = Roots(*there), Runners(*there)
     dense_on = {topology.host_of[rank]: rank for rank in topology.dense}
     merged = {host: _merged_elements(layout, rank, mean_ids, runners, samples) for host, rank in dense_on.items()}

@@ -193,6 +193,7 @@ def make_world(config: Config) -> World:
         own_tables=not wanted.share_embeddings,
         piece_bytes=config.exchange.piece_bytes,
         levels=config.exchange.may_level,
+        places=config.topology.places,
         lanes=() if make_policy(config).in_flight == 1 else (VALUES, GRADIENTS),
     )
 
@@ -361,7 +362,7 @@ def _check_threads(config: Config, world: World) -> None:
     topology = world.topology
     mine = frozenset(os.sched_getaffinity(0))
     cores_R = world.main.allgather(mine)
-    sharing = sum(cores_R[rank] == mine for rank in topology.host_ranks)  # a rank that is bound has its cores alone
+    sharing = sum(cores_R[rank] == mine for rank in topology.machine_ranks)  # a bound rank has its cores alone
     fair = max(1, len(mine) // sharing)
     kernels.set_threads((config.topology.owner_threads if topology.is_owner else config.topology.dense_threads) or fair)
     asked = config.topology.dense_threads if topology.is_dense else config.topology.owner_threads

@@ -125,7 +125,7 @@ def describe_policy(config: Config) -> str:
 
 
 def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Owners and dense ranks on these hosts, as ``[topology]`` asks for.
+    """Owners and dense ranks on these hosts, or places of hosts, as ``[topology]`` asks for.
 
     Raises
     ------
@@ -140,6 +140,7 @@ def make_roles(config: Config, host_of: Sequence[int]) -> tuple[tuple[int, ...],
         dense=t.dense,
         owners_per_host=t.owners_per_host,
         dense_per_host=t.dense_per_host,
+        each="host" if t.places is None else "topology.places' place",
     )
     if len(dense) % groups:
         allowed = [str(n) for n in range(1, len(dense) + 1) if len(dense) % n == 0]

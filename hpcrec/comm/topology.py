@@ -1,7 +1,8 @@
 """Topology: which ranks own embedding rows, which run the dense towers, and which host each is on.
 
 Roles are assigned by arithmetic alone from the number of ranks and their hosts, so every rank computes the same and
-tests can try any shape. Knows nothing of communicators (``comm.world``).
+tests can try any shape. A host may be declared to be several *places* (``places_of``): then places are what roles and
+messages take for hosts, and ``machine_of`` has the hosts themselves. Knows nothing of communicators (``comm.world``).
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,9 @@ class Topology:
     owners, dense : tuple of int
         World ranks that hold rows, and world ranks that run the towers; ascending. They may overlap or be equal.
     host_of : tuple of int
-        Host number of each world rank; hosts are numbered by their lowest rank.
+        Host number of each world rank, or that of its place; numbered by their lowest rank.
+    machine_of : tuple of int
+        The host itself, whose cores, memory and GPUs its places share; empty: hosts are as in ``host_of``.
     groups : int
         Equal groups of dense ranks, consecutive among these, each of which trains dense parameters of its own.
     own_tables : bool
@@ -33,6 +36,7 @@ class Topology:
     owners: tuple[int, ...]
     dense: tuple[int, ...]
     host_of: tuple[int, ...]
+    machine_of: tuple[int, ...] = ()
     groups: int = 1
     own_tables: bool = False
 
@@ -103,6 +107,17 @@ class Topology:
         return tuple(r for r in range(self.size) if self.host_of[r] == self.host_of[self.rank])
 
     @property
+    def machine(self) -> int:
+        """Number of the host itself that this rank is on."""
+        return (self.machine_of or self.host_of)[self.rank]
+
+    @property
+    def machine_ranks(self) -> tuple[int, ...]:
+        """World ranks with which this one shares cores, memory and GPUs, whatever places they are in."""
+        of = self.machine_of or self.host_of
+        return tuple(r for r in range(self.size) if of[r] == of[self.rank])
+
+    @property
     def far(self) -> frozenset[int]:
         """World ranks on other hosts."""
         return frozenset(range(self.size)) - frozenset(self.host_ranks)
@@ -123,10 +138,25 @@ class Topology:
             "owners": list(self.owners),
             "dense": list(self.dense),
             "fused": self.is_fused,
-            "host_of_rank": list(self.host_of),
+            "host_of_rank": list(hosts := self.machine_of or self.host_of),
+            **({"place_of_rank": list(self.host_of)} if hosts != self.host_of else {}),
             **({"groups": self.groups} if self.groups > 1 else {}),
             **({"own_tables": True} if self.own_tables else {}),
         }
+
+
+def places_of(host_of: Sequence[int], ranks: int | None) -> tuple[int, ...]:
+    """Place of each rank, where the ranks of a host, in order, are taken so many at a time; by default its host.
+
+    The last place of a host has those that are left. No place has ranks of two hosts. As hosts, places are numbered by
+    their lowest rank.
+    """
+    numbers, taken, found = dict[tuple[int, int], int](), dict[int, int](), []
+    for host in host_of:
+        before = taken.get(host, 0)
+        taken[host] = before + 1
+        found.append(numbers.setdefault((host, 0 if ranks is None else before // ranks), len(numbers)))
+    return tuple(found)
 
 
 def assign_roles(
@@ -137,11 +167,13 @@ def assign_roles(
     dense: int | Sequence[int] | None = None,
     owners_per_host: int | None = None,
     dense_per_host: int | None = None,
+    each: str = "host",
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Owners and dense ranks of a world.
 
     A count takes owners from the first ranks and dense ranks from the last; a count per host does so on each host; a
     list names them. With one role given, ``split`` gives the other all the remaining ranks. ``fused`` takes no roles.
+    ``each`` is what an error calls the hosts.
 
     Raises
     ------
@@ -170,8 +202,8 @@ def assign_roles(
             "topology.mode is 'split', but there is 1 rank, which cannot be split into owners and dense ranks. "
             "Start more ranks (hpcrec run -n 4 ...), or set topology.mode = 'fused'."
         )
-    own = _pick(host_of, "owners", owners, owners_per_host, first=True)
-    den = _pick(host_of, "dense", dense, dense_per_host, first=False)
+    own = _pick(host_of, "owners", owners, owners_per_host, each, first=True)
+    den = _pick(host_of, "dense", dense, dense_per_host, each, first=False)
     if own is None and den is None:
         own = tuple(range(size // 2)) or (0,)
     if own is None:
@@ -188,7 +220,13 @@ def assign_roles(
 
 
 def _pick(
-    host_of: Sequence[int], role: str, wanted: int | Sequence[int] | None, per_host: int | None, *, first: bool
+    host_of: Sequence[int],
+    role: str,
+    wanted: int | Sequence[int] | None,
+    per_host: int | None,
+    each: str,
+    *,
+    first: bool,
 ) -> tuple[int, ...] | None:
     if wanted is not None and per_host is not None:
         raise ConfigError(f"topology.{role} and topology.{role}_per_host are both set. Keep one of them.")
@@ -197,7 +235,7 @@ def _pick(
         picked: list[int] = []
         for host in sorted(set(host_of)):
             local = [r for r in range(size) if host_of[r] == host]
-            _check_count(f"topology.{role}_per_host", per_host, len(local), f"host {host}")
+            _check_count(f"topology.{role}_per_host", per_host, len(local), f"{each} {host}")
             picked += local[:per_host] if first else local[-per_host:]
         return tuple(sorted(picked))
     if wanted is None:

@@ -17,7 +17,7 @@ from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.pieces import Pieces
 from hpcrec.comm.progress import ASIDE, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
-from hpcrec.comm.topology import Topology
+from hpcrec.comm.topology import Topology, places_of
 from hpcrec.errors import HpcrecError
 
 RoleRule = Callable[[tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
@@ -42,14 +42,15 @@ class _Inside:
         Of the group; its lanes are named by it.
     ranks : tuple of int
         The outer world's number of each of its ranks.
-    host_of : tuple of int
-        Host number of each of its ranks, numbered in the order of the group.
+    host_of, machine_of : tuple of int
+        Of each of its ranks, as of ``Topology``, numbered in the order of the group.
     """
 
     outer: "World"
     name: str
     ranks: tuple[int, ...]
     host_of: tuple[int, ...]
+    machine_of: tuple[int, ...]
 
 
 class World:
@@ -75,6 +76,9 @@ class World:
         Of a piece of their messages, at most, between hosts; 0: they cross whole.
     levels : bool
         Whether messages of all ranks go between hosts by way of one rank of each (``comm.levels``).
+    places : int or None
+        Ranks of a host that are taken for one of their own, at most: the hosts that this makes are what roles, levels,
+        windows and the ledger see (``topology.places_of``). By default hosts are as they are.
     inside : optional
         For ``among`` alone, which makes worlds of groups.
 
@@ -118,13 +122,15 @@ class World:
         lanes: Sequence[str] = (),
         piece_bytes: int = 0,
         levels: bool = False,
+        places: int | None = None,
         inside: _Inside | None = None,
     ) -> None:
         self._levels = levels
         self._closed, self._inside, self._within = False, inside, dict[str, World | None]()
         comm = MPI.COMM_WORLD if comm is None else comm
         self._comm = comm
-        host_of = hosts_of(comm) if inside is None else inside.host_of
+        machine_of = hosts_of(comm) if inside is None else inside.machine_of
+        host_of = places_of(machine_of, places) if inside is None else inside.host_of
         owners, dense = roles(host_of)
         self.topology = Topology(
             rank=comm.rank,
@@ -132,6 +138,7 @@ class World:
             owners=owners,
             dense=dense,
             host_of=host_of,
+            machine_of=machine_of,
             groups=groups,
             own_tables=own_tables,
         )
@@ -191,16 +198,15 @@ class World:
             Of ``roles``. Both on all ranks together.
         """
         ranks = self._group_of(ranks, name)
-        hosts = [self.topology.host_of[rank] for rank in ranks]
-        numbers = {host: number for number, host in enumerate(dict.fromkeys(hosts))}
-        host_of = tuple(numbers[host] for host in hosts)
+        of = self.topology.host_of, self.topology.machine_of
+        host_of, machine_of = (places_of([hosts[rank] for rank in ranks], None) for hosts in of)
         owners_dense = roles(host_of)  # on every rank, so that all raise what it does
         place = ranks.index(self.topology.rank) if self.topology.rank in ranks else None
         comm = self.main.comm.Split(MPI.UNDEFINED if place is None else 0, place or 0)
         world = None
         if place is not None:
             assert isinstance(comm, MPI.Intracomm)
-            inside = _Inside(self, name, ranks, host_of)
+            inside = _Inside(self, name, ranks, host_of, machine_of)
             world = World(comm, lambda _: owners_dense, windows=windows, lanes=lanes, inside=inside)
         self._within[name] = world
         found = self.main.allgather(None if world is None else world._members)

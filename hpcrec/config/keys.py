@@ -203,6 +203,10 @@ class TopologyConfig:
     """Owners on each host, its first ranks. Only with split, instead of owners."""
     dense_per_host: Positive | None = None
     """Dense ranks on each host, its last ranks. Only with split, instead of dense."""
+    places: Positive | None = None
+    """So many ranks of a host at a time, in order, are taken for a host of their own; the last has those that are left.
+    Levels, sums, placement, shared memory and counts of bytes go by them, and owners_per_host and dense_per_host. A
+    number as large as a host leaves it whole. Default: hosts as they are (docs/exchange.md)."""
     owner_threads: Count = 0
     """Threads of an owner's kernels; 0 takes the cores that the rank may use. Routing runs beside, on as many."""
     dense_threads: Count = 0

@@ -28,6 +28,8 @@ def test_ranks_that_use_gpus_take_them_in_turn() -> None:
     assert turns(4, dense={"device": "cuda"}) == [0, 1, 2, 3, 0, 1, 2, 3]
     both = {"store": {"name": "gpu"}, "dense": {"device": "cuda"}}
     assert turns(3, **both, topology=split) == [0, 1, 2, 0, 1, 2, 0, 1]
+    places = {"places": 2}  # which share the GPUs of their host
+    assert turns(4, dense={"device": "cuda"}, topology=places) == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

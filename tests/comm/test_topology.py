@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from hpcrec.comm.topology import Topology, assign_roles
+from hpcrec.comm.topology import Topology, assign_roles, places_of
 from hpcrec.errors import ConfigError
 
 TWO_HOSTS = (0, 0, 0, 1, 1, 1)
@@ -97,3 +97,35 @@ def test_hosts_and_peers() -> None:
     assert (topology.is_owner, topology.is_dense, topology.dense_index) == (False, True, 2)
     uneven = Topology(rank=2, size=4, owners=(0,), dense=(1, 2, 3), host_of=(0, 0, 0, 1))
     assert uneven.peers == (2,)
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ranks", "places"),
+    [
+        (TWO_HOSTS, None, TWO_HOSTS),
+        (TWO_HOSTS, 1, (0, 1, 2, 3, 4, 5)),
+        (TWO_HOSTS, 2, (0, 0, 1, 2, 2, 3)),
+        (TWO_HOSTS, 3, TWO_HOSTS),
+        (TWO_HOSTS, 9, TWO_HOSTS),
+        ((0, 1, 0, 1, 0), 2, (0, 1, 0, 1, 2)),  # ranks of a host need not follow each other
+        ((0, 1, 1, 1), 2, (0, 1, 1, 2)),
+    ],
+)
+def test_places_are_taken_of_a_host_so_many_ranks_at_a_time(hosts: tuple, ranks: int | None, places: tuple) -> None:
+    found = places_of(hosts, ranks)
+    assert found == places
+    assert places_of(found, ranks) == found, "places of places are the same"
+    for place in set(found):
+        assert len({host for host, of in zip(hosts, found, strict=True) if of == place}) == 1
+
+
+def test_places_are_for_messages_and_the_host_itself_for_what_its_ranks_share() -> None:
+    places = places_of(TWO_HOSTS, 2)
+    topology = Topology(rank=4, size=6, owners=(0, 3), dense=(1, 2, 4, 5), host_of=places, machine_of=TWO_HOSTS)
+    assert (topology.n_hosts, topology.host_ranks, topology.far, topology.peers) == (4, (3, 4), {0, 1, 2, 5}, (1, 4))
+    assert (topology.machine, topology.machine_ranks) == (1, (3, 4, 5))
+    said = topology.describe()
+    assert (said["host_of_rank"], said["place_of_rank"]) == (list(TWO_HOSTS), [0, 0, 1, 2, 2, 3])
+    plain = Topology(rank=4, size=6, owners=(0, 3), dense=(1, 2, 4, 5), host_of=TWO_HOSTS)
+    assert (plain.machine, plain.machine_ranks) == (1, (3, 4, 5))
+    assert plain.describe()["host_of_rank"] == list(TWO_HOSTS) and "place_of_rank" not in plain.describe()

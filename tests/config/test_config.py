@@ -182,6 +182,8 @@ WRONG = {
         "[topology]\nmode = 'split'\ndense = 2\ndense_per_host = 1",
         ["topology.dense_per_host", "topology.dense"],
     ),
+    "places of no rank": ("[topology]\nplaces = 0", ["topology.places is 0", "a whole number, at least 1"]),
+    "places in words": ("[topology]\nplaces = 'hosts'", ['topology.places is "hosts"', "a whole number, at least 1"]),
     "no owner": ("[topology]\nmode = 'split'\nowners = []", ["topology.owners is []", "at least one rank"]),
     "an owner twice": ("[topology]\nmode = 'split'\nowners = [1, 1]", ["topology.owners is [1, 1]", "each once"]),
     "evaluation of nothing": ("[train]\neval_every = 5", ["train.eval_every", "data.validation"]),

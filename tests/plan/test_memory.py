@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hpcrec.build.memory import memory_report, predict_memory, ranks_asked_for
+from hpcrec.build.memory import memory_report, predict_memory, ranks_asked_for, topology_of
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config, validate
 from hpcrec.data.layout import Column, Columns
@@ -420,6 +420,31 @@ def test_what_owners_add_among_them_takes_memory(tmp_path):
         added = [m.get("sums in hosts", 0) for m in found]
         assert sorted(added) == [0, *sorted(4 * 4 * 100 * n for n in terms)], way
         assert found[2]["leaves"] == 6 * 4 * 100 * received, way
+
+
+def test_places_take_the_memory_of_hosts(tmp_path):
+    """Six ranks of one host, in places of 2, are predicted what three hosts of 2 are, sums in hosts among it."""
+    config = write_run(tmp_path, 2000, topology=SPLIT, ids=4)
+    wanted = ["train.batch_size=100", "exchange.form='pooled'", "exchange.path='levels'", "topology.owners=4"]
+    wanted += ["topology.dense=2", *(f"embedding.tables.f{i}.shard='row'" for i in range(4))]
+    hosts = predict_memory(load_config(config, wanted), [0, 0, 1, 1, 2, 2])
+    placed = load_config(config, [*wanted, "topology.places=2"])
+    places, one = predict_memory(placed, [0] * 6), predict_memory(load_config(config, wanted), [0] * 6)
+    assert [m.terms for m in places] == [m.terms for m in hosts] != [m.terms for m in one]
+    assert any("sums in hosts" in m.terms for m in places)
+    topology = topology_of(placed, [0] * 6)
+    assert (topology.host_of, topology.machine_of) == ((0, 0, 1, 1, 2, 2), (0,) * 6)
+    split = [topology_of(placed_roles(config, **{name: 1}), [0] * 4) for name in ("owners_per_host", "dense_per_host")]
+    assert [t.owners for t in split] == [(0, 2), (0, 2)] and [t.dense for t in split] == [(1, 3), (1, 3)]
+    with pytest.raises(ConfigError, match=r"owners_per_host is 3. .* 1 to 2, the ranks of topology.places' place 0"):
+        topology_of(placed_roles(config, owners_per_host=3), [0] * 4)
+
+
+def placed_roles(path: Path, **roles: int) -> Config:
+    """The configuration with these roles, in places of 2 ranks."""
+    loaded = load_config(path)
+    topology = replace(loaded.topology, mode="split", owners=None, dense=None, places=2, **roles)
+    return replace(loaded, topology=topology)
 
 
 def test_what_hosts_add_takes_memory(tmp_path):
