@@ -119,8 +119,8 @@ class Collectives:
                 self._small_windows, self.without_windows = open_windows(comm, here, relays=True)
                 if self._small_windows is not None:
                     pairs = pairs_of(host_of, comm.rank)
-                    self._levels = Levels(comm, self._windows, pairs, self._unit)
-                    self._small_levels = Levels(comm, self._small_windows, pairs)
+                    self._levels = Levels(comm, self._windows, pairs, self.lane, self._unit)
+                    self._small_levels = Levels(comm, self._small_windows, pairs, self.lane)
         self.by_levels = self._levels is not None
 
     def take_path(self, path: str) -> None:

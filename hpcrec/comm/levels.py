@@ -4,7 +4,8 @@ The ranks of a host share the other hosts among them: for each of these, one is 
 into their windows (``comm.window``); the gate puts those of its host to the ranks of the other one behind each other,
 sends them to the gate there, and lays what comes from it where the ranks of its own host read theirs. So a rank sends
 about (hosts - 1) / (ranks of a host) messages in place of one to every rank of the other hosts. What a rank is given is
-what was sent to it, byte for byte. Knows ranks, hosts and bytes, not what they mean.
+what was sent to it, byte for byte. Notes which hop a rank waits in (``comm.progress``), for reports of stalls. Knows
+ranks, hosts and bytes, not what they mean.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import numpy as np
 from mpi4py import MPI
 from numpy.typing import NDArray
 
+from hpcrec.comm.progress import AFTER, BEFORE, FROM, TO, Hop, Lane
 from hpcrec.comm.window import Windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
@@ -73,18 +75,24 @@ class Levels:
         Of this host.
     pairs : sequence of Pair
         Of this host, by ranks of ``comm``.
+    lane : Lane
+        That of ``comm``.
     unit : MPI.Datatype, optional
         Of which messages are whole numbers; default: bytes.
     """
 
     def __init__(
-        self, comm: MPI.Intracomm, windows: Windows, pairs: Sequence[Pair], unit: MPI.Datatype = MPI.BYTE
+        self, comm: MPI.Intracomm, windows: Windows, pairs: Sequence[Pair], lane: Lane, unit: MPI.Datatype = MPI.BYTE
     ) -> None:
         self._comm, self._windows, self._pairs = comm, windows, pairs
         self._local = windows.local_L.tolist()
         self._place = self._local.index(comm.rank)
         self._mine = [(n, pair) for n, pair in enumerate(pairs) if pair.gate == comm.rank]
         self._unit, self._unit_bytes = unit, unit.Get_size()
+        self._lane, host = lane, tuple(lane.ranks[rank] for rank in self._local)
+        self._before, self._after = Hop(BEFORE, host), Hop(AFTER, host)
+        self._from = {pair.other_gate: Hop(FROM, (lane.ranks[pair.other_gate],)) for _, pair in self._mine}
+        self._to = Hop(TO, tuple(lane.ranks[pair.other_gate] for _, pair in self._mine))
 
     def swap(
         self, recv: NDArray[np.uint8], sent_at_R: Ints, sent_bytes_R: Ints, recv_at_R: Ints, recv_bytes_R: Ints
@@ -109,7 +117,7 @@ class Levels:
             More than one message can have crosses between two hosts; a message is not as long as who receives it has
             been told.
         """
-        windows = self._windows
+        windows, self._lane.hop = self._windows, self._before
         turn = windows.begin(sent_at_R, sent_bytes_R, recv_bytes_R)
         due_LR = np.stack([windows.due(rank, turn) for rank in self._local])
         coming, messages = self._received(due_LR), [self._outgoing(pair, turn) for _, pair in self._mine]
@@ -120,6 +128,7 @@ class Levels:
         ]
         windows.take(turn, recv, recv_at_R, recv_bytes_R)  # of this host, while others are on their way
         self._wait(coming, sends)
+        self._lane.hop = self._after
         windows.meet()
         for n, pair in enumerate(self._pairs):
             self._take(n, pair, recv, recv_at_R, recv_bytes_R, due_LR)
@@ -144,13 +153,16 @@ class Levels:
     def _wait(self, coming: Sequence[tuple[MPI.Request, int, Pair]], sends: list[MPI.Request]) -> None:
         status = MPI.Status()
         for request, n_bytes, pair in coming:
+            self._lane.hop = self._from[pair.other_gate]
             request.Wait(status)
             if (came := status.Get_count(self._unit) * self._unit_bytes) != n_bytes:
                 raise HpcrecError(
                     f"rank {self._comm.rank}: {came} bytes came from rank {pair.other_gate} for the ranks of this "
                     f"host, which were told of {n_bytes}."
                 )
-        MPI.Request.Waitall(sends)
+        if sends:
+            self._lane.hop = self._to
+            MPI.Request.Waitall(sends)
 
     def _buffer(self, array: NDArray[np.uint8], pair: Pair) -> tuple[NDArray[np.uint8], int, MPI.Datatype]:
         n = len(array) // self._unit_bytes

@@ -9,6 +9,7 @@ that stands still while it waits for other ranks, ``working_time``. Knows no MPI
 import threading
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from hpcrec.comm import board
 
@@ -46,6 +47,25 @@ class Waiting:
         _waited.seconds += working_time() - self._began_s
 
 
+class Hop(NamedTuple):
+    """Where in a collective that goes by hops (``comm.levels``) a rank waits.
+
+    Attributes
+    ----------
+    number : int
+        ``BEFORE`` and ``AFTER`` messages between hosts for its host; ``FROM`` and ``TO``, as a gate, other gates.
+    ranks : tuple of int
+        World ranks: those of its host, itself included; the gates whose messages it waits for, or that are to take its
+        own.
+    """
+
+    number: int
+    ranks: tuple[int, ...]
+
+
+BEFORE, FROM, TO, AFTER = range(4)
+
+
 class Lane:
     """The collectives of one communicator, which one thread at a time calls.
 
@@ -63,11 +83,13 @@ class Lane:
         Of the collective that this rank waits or last waited in, or works for.
     since_s : float
         When that wait began, or ended, or when that work last came on, by ``time.monotonic``.
+    hop : Hop or None
+        Where in that collective it waits; None where it has no hops.
     worker : int or None
         The thread that last said that it works.
     """
 
-    __slots__ = ("_row", "_tags", "count", "name", "ranks", "since_s", "tag", "waiting", "worker")
+    __slots__ = ("_row", "_tags", "count", "hop", "name", "ranks", "since_s", "tag", "waiting", "worker")
 
     def __init__(self, name: str, ranks: Sequence[int], row: board.Row | None = None) -> None:
         self._row: board.Row = [0.0] * 4 if row is None else row
@@ -78,6 +100,7 @@ class Lane:
         self.waiting = 0
         self.tag = ""
         self.since_s = time.monotonic()
+        self.hop: Hop | None = None
         self.worker: int | None = None
 
     def started(self) -> int:
@@ -89,7 +112,7 @@ class Lane:
     def waits(self, number: int, tag: str) -> "Lane":
         """A context manager: this rank waits for the collective's end as long as the block lasts."""
         row = self._row
-        self.tag = tag
+        self.tag, self.hop = tag, None
         row[2] = self._tags[tag]
         self.since_s = row[3] = time.monotonic()  # before ``waiting``: a reader sees no new wait with an old time
         self.waiting = row[1] = number

@@ -172,10 +172,12 @@ class StallWatch:
 
     def _standing(self, level: int) -> Standing:
         """Where this rank is; its waits count as taken up at this level from now on."""
-        now_s, lanes, aside = time.monotonic(), {}, ""
+        now_s, lanes, hops, aside = time.monotonic(), {}, {}, ""
         for name, lane in self._progress.lanes.items():
             number, seconds_s = lane.waiting, now_s - lane.since_s
             lanes[name] = (lane.count, number, lane.tag, seconds_s)
+            if number > 0 and (hop := lane.hop) is not None:
+                hops[name] = hop
             if number and seconds_s >= self._limits.of(level) / 2:
                 self._told[name] = (number, level, now_s + self._will_do_s(level))
             if number == WORKING:
@@ -183,7 +185,7 @@ class StallWatch:
         self._candidate = -1
         everything = stacks() if level == ABORT else ""
         role = self._progress.role
-        return Standing(self._progress.step, lanes, socket.gethostname(), where(), everything, role, aside)
+        return Standing(self._progress.step, lanes, socket.gethostname(), where(), everything, role, aside, hops)
 
     def _will_do_s(self, level: int) -> float:
         """How long a wait that was taken up is not told again.

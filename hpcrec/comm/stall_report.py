@@ -7,11 +7,13 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from hpcrec.comm.progress import ASIDE, WORKING
+from hpcrec.comm.progress import AFTER, ASIDE, BEFORE, FROM, WORKING, Hop
+
+_MOST_HOPS = 8  # lines of a collective, so that of a thousand hosts not each has one
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Standing:
         Of all its threads; empty where they were not asked for.
     role, aside : str
         What it is, and the line that the thread is at that works on files; empty where there is none.
+    hops : dict of str to Hop
+        By communicator: where in the collective that it waits in, if that goes by hops.
     """
 
     step: int
@@ -40,6 +44,7 @@ class Standing:
     stacks: str = ""
     role: str = ""
     aside: str = ""
+    hops: dict[str, Hop] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,15 +135,15 @@ def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str,
         lines[0] += "Ranks wait for each other: they are in different collectives, by a different path of the program."
     else:
         lines[0] += "Every rank has come to the collective, which does not end: look at the network."
-    lines += [
-        f"  step {w.step}, collective '{w.tag}' on communicator '{w.lane}': "
-        + (
+    for w in waits:
+        said = (
             f"{listed(w.waiting)} waited {w.seconds_s:.3g} s for {listed(w.missing) or 'its end'}"
             if w.waiting
             else f"{listed(w.missing)} did not come on with the work for it for {w.seconds_s:.3g} s"
         )
-        for w in waits
-    ]
+        lines.append(f"  step {w.step}, collective '{w.tag}' on communicator '{w.lane}': {said}")
+        hops = list(_hops(w, standings))
+        lines += hops[:_MOST_HOPS] + [f"    and {len(hops) - _MOST_HOPS} more"] * (len(hops) > _MOST_HOPS)
     for rank in blamed:
         if rank not in standings:
             lines.append(f"  rank {rank} does not answer: stopped, held up in native code, or its host is gone")
@@ -147,6 +152,33 @@ def describe(waits: list[Wait], standings: Mapping[int, Standing]) -> tuple[str,
         role = f" ({standing.role})" if standing.role else ""
         lines.append(f"  rank {rank} on {standing.host}{role}: step {standing.step}, {_place(standing)}")
     return "\n".join(lines), blamed
+
+
+def _hops(wait: Wait, standings: Mapping[int, Standing]) -> Iterator[str]:
+    """For whom ranks wait at which level of a collective that goes by hops: a line for each host, and each gate."""
+    found: dict[Hop, list[int]] = {}
+    for rank in wait.waiting:
+        if rank in standings and (hop := standings[rank].hops.get(wait.lane)) is not None:
+            found.setdefault(hop, []).append(rank)
+    for hop, ranks in sorted(found.items()):
+        who, wait_s = listed(ranks), "wait" if len(ranks) > 1 else "waits"
+        if hop.number in (BEFORE, AFTER):
+            late = [r for r in hop.ranks if r not in ranks and not _is_past(standings.get(r), wait, hop.number)]
+            when = "before messages are put together" if hop.number == BEFORE else "after gates have received"
+            yield f"    in its host, {when}: {who} {wait_s} for {listed(late) or 'each other'}"
+        elif hop.number == FROM:
+            yield f"    between hosts: {who} {wait_s} for what {listed(hop.ranks)} sends"
+        else:
+            yield f"    between hosts: {who} {wait_s} for {listed(hop.ranks)} to take what is sent"
+
+
+def _is_past(standing: Standing | None, wait: Wait, number: int) -> bool:
+    """Whether a rank has come to that hop of the collective, or farther."""
+    if standing is None:
+        return False
+    count, waited, _, _ = standing.lanes[wait.lane]
+    hop = standing.hops.get(wait.lane)
+    return count > wait.number or (waited == wait.number and hop is not None and hop.number >= number)
 
 
 def _is_free(standing: Standing, lane: str) -> bool:

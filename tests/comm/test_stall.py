@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
 import pytest
 from job import Job
 from mpi4py import MPI
@@ -16,7 +17,7 @@ from pytest_mpi import parallel_assert
 
 from hpcrec.comm import stall
 from hpcrec.comm.failure import ExitCodes
-from hpcrec.comm.progress import ASIDE, WORKING, Lane, Progress
+from hpcrec.comm.progress import AFTER, ASIDE, BEFORE, FROM, TO, WORKING, Hop, Lane, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
 from hpcrec.comm.stall_report import Standing, describe, find_held_up, find_waits, listed
 from hpcrec.comm.topology import assign_roles
@@ -104,6 +105,54 @@ def test_work_of_all_ranks_that_does_not_come_on_is_a_stall_for_which_nobody_wai
     )
 
 
+def on_hop(hop: Hop | None, main: tuple[int, int, str, float] = (9, 9, "values", 61.0)) -> Standing:
+    return Standing(5, {"main": main}, "node7", "step.py:8 in run", hops={} if hop is None else {"main": hop})
+
+
+def test_of_a_collective_that_goes_by_hops_it_is_said_which_level_waits_for_whom() -> None:
+    """Of hosts of ranks 0 to 2, 3 and 4, and 5: rank 4 is late, so 3 waits in their host, gates 1, 5 for 3, 0 for 5."""
+    members, late = {"main": (0, 1, 2, 3, 4, 5)}, standing(5, (8, 0, "ids", 62.0))
+    where = {
+        0: on_hop(Hop(AFTER, (0, 1, 2))),
+        1: on_hop(Hop(FROM, (3,))),
+        2: on_hop(Hop(AFTER, (0, 1, 2))),
+        3: on_hop(Hop(BEFORE, (3, 4))),
+        4: late,
+        5: on_hop(Hop(FROM, (3,))),
+    }
+    lines = describe(find_waits(where, members, 30.0), where)[0].splitlines()
+    assert lines[0] == "no progress for 61 s. Waiting for rank 4."
+    assert lines[1].endswith("collective 'values' on communicator 'main': ranks 0 to 3, 5 waited 61 s for rank 4")
+    assert lines[2:5] == [
+        "    in its host, before messages are put together: rank 3 waits for rank 4",
+        "    between hosts: ranks 1, 5 wait for what rank 3 sends",
+        "    in its host, after gates have received: ranks 0, 2 wait for rank 1",
+    ]
+    assert lines[5].startswith("  rank 4 on node7: step 5")
+    gone = {0: where[0], 1: on_hop(Hop(TO, (3, 5))), 2: where[2], 5: where[5]}  # ranks 3 and 4 do not answer
+    text, blamed = describe(find_waits(gone, members, 30.0), gone)
+    assert blamed == (3, 4) and "    between hosts: rank 1 waits for ranks 3, 5 to take what is sent\n" in text
+    lost = {**where, 3: on_hop(Hop(AFTER, (3, 4))), 4: on_hop(Hop(AFTER, (3, 4)))}  # a message that does not come
+    lines = describe(find_waits(lost, members, 30.0), lost)[0].splitlines()
+    assert "Every rank has come to the collective" in lines[0]
+    assert lines[2:] == [
+        "    between hosts: ranks 1, 5 wait for what rank 3 sends",
+        "    in its host, after gates have received: ranks 0, 2 wait for rank 1",
+        "    in its host, after gates have received: ranks 3, 4 wait for each other",
+    ]
+
+
+def test_of_very_many_hosts_not_each_has_a_line() -> None:
+    hosts, members = range(1, 100), {"main": tuple(range(200))}
+    where = {2 * h + place: on_hop(Hop(AFTER, (2 * h, 2 * h + 1))) for h in hosts for place in (0, 1)}
+    where |= {2 * h: on_hop(Hop(FROM, (0,))) for h in hosts}
+    where |= {0: on_hop(Hop(BEFORE, (0, 1))), 1: on_hop(None, (8, 0, "ids", 62.0))}
+    lines = describe(find_waits(where, members, 30.0), where)[0].splitlines()
+    assert lines[2] == "    in its host, before messages are put together: rank 0 waits for rank 1"
+    assert lines[3].startswith("    between hosts: ranks 2, 4, 6, ") and lines[3].endswith("wait for what rank 0 sends")
+    assert lines[10] == "    and 93 more" and len(lines) == 12
+
+
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [((), ""), ((3,), "rank 3"), ((1, 2), "ranks 1, 2"), ((0, 1, 2, 5), "ranks 0 to 2, 5"), ((4, 9), "ranks 4, 9")],
@@ -184,6 +233,36 @@ def test_a_late_rank_of_a_group_is_reported_by_the_name_of_the_group(monkeypatch
     parallel_assert(found is not None and found[1] == waiting and found[2] == f"rank {late}", msg=told[0][0])
     parallel_assert(f"Waiting for rank {late}." in told[0][0] and mine in groups, msg=told[0][0])
     outer.close()
+
+
+@pytest.mark.parallel([3, 4])
+def test_a_report_names_the_level_that_a_rank_waits_at(monkeypatch) -> None:
+    """In places of two ranks: whoever is in the late one's waits for it, a gate for that place's, its peer for it."""
+    comm, said = MPI.COMM_WORLD, []
+    monkeypatch.setattr(stall, "say", said.append)
+    fused = functools.partial(assign_roles, mode="fused")
+    world = World(comm, fused, StallLimits(0.5, 60.0), levels=True, places=2)
+    parallel_assert(world.by_levels)
+    late, sizes = comm.size - 1, np.full(comm.size, 64)
+    world.main.alltoallv(np.zeros(64 * comm.size, np.uint8), sizes, sizes.copy(), "ids")
+    parallel_assert(world.main.lane.hop.number == AFTER and world.main.lane.waiting == 0)
+    if comm.rank == late:
+        time.sleep(2.5)
+    world.main.alltoallv(np.zeros(64 * comm.size, np.uint8), sizes, sizes.copy(), "values")
+    world.main.barrier()
+    parallel_assert(world.main.lane.hop is None, msg="a barrier has no levels")
+    told = comm.allgather(of_ranks(said))
+    parallel_assert([len(mine) for mine in told] == [1] + [0] * (comm.size - 1), msg=str(told))
+    text = told[0][0]
+    wanted = [
+        "    between hosts: rank 0 waits for what rank 2 sends\n",
+        "    in its host, after gates have received: rank 1 waits for rank 0\n",
+    ]
+    if comm.size == 4:
+        wanted.append("    in its host, before messages are put together: rank 2 waits for rank 3\n")
+    parallel_assert(all(line in text for line in wanted), msg=text)
+    parallel_assert(text.count("    between hosts: ") + text.count("    in its host") == comm.size - 1, msg=text)
+    world.close()
 
 
 @pytest.mark.parallel([2, 3, 4])
