@@ -48,6 +48,7 @@ COUNTED = {  # tests of parts of their own, left out of the others
     "errors": "tests/failing_files/test_errors.py",
     "cuts": "tests/failing_files/test_cuts.py",
     "kills": "tests/training/test_kills.py",
+    "maps": "tests/training/test_maps.py",
     "mutations": "tests/bad_input/test_fuzz.py",
     "ranks": "tests/training/test_many_ranks.py",
     "simulated": "tests/simulated/test_simulated.py",
@@ -105,6 +106,7 @@ def parts() -> Iterator[Part]:
     yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"), ("tests/simulated", *SHARED))
     yield Part("faults-files", 20, (*alone, COUNTED["files"]), files)
     yield Part("faults", 40, (*alone, COUNTED["seeded"]))
+    yield Part("maps", 20, ("--ranks", "2,4", COUNTED["maps"]))
     slow_ranks = ("--no-serial", "--ranks", "4", COUNTED["slow ranks"])
     yield Part("slow-ranks", 45, slow_ranks, (COUNTED["slow ranks"], *SHARED))
     others = tuple(f"--ignore={file}" for file in COUNTED.values())
