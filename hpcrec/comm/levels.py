@@ -3,7 +3,9 @@
 The ranks of a host share the other hosts among them: for each of these, one is the *gate*. All write their messages
 into their windows (``comm.window``); the gate puts those of its host to the ranks of the other one behind each other,
 sends them to the gate there, and lays what comes from it where the ranks of its own host read theirs. So a rank sends
-about (hosts - 1) / (ranks of a host) messages in place of one to every rank of the other hosts. What a rank is given is
+about (hosts - 1) / (ranks of a host) messages in place of one to every rank of the other hosts. Where much crosses
+between two hosts that saves little, and the link would wait for what is put together: then each rank sends its own.
+What a rank is given is
 what was sent to it, byte for byte. Notes which hop a rank waits in (``comm.progress``), for reports of stalls. Knows
 ranks, hosts and bytes, not what they mean.
 """
@@ -20,8 +22,12 @@ from hpcrec.comm.window import Windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 
-_TAG = 2
+_TAG, _ALONE = 2, 3
 _MOST_UNITS = 2**31 - 1
+ALONE_BYTES = (
+    8192  # of messages from rank to rank, in the mean of a pair of hosts: from here on each rank sends its own
+)
+_Coming = tuple[MPI.Request, int, int]
 
 
 @dataclass(frozen=True)
@@ -91,7 +97,7 @@ class Levels:
         self._unit, self._unit_bytes = unit, unit.Get_size()
         self._lane, host = lane, tuple(lane.ranks[rank] for rank in self._local)
         self._before, self._after = Hop(BEFORE, host), Hop(AFTER, host)
-        self._from = {pair.other_gate: Hop(FROM, (lane.ranks[pair.other_gate],)) for _, pair in self._mine}
+        self._from = {rank: Hop(FROM, (lane.ranks[rank],)) for pair in pairs for rank in pair.there.tolist()}
         self._to = Hop(TO, tuple(lane.ranks[pair.other_gate] for _, pair in self._mine))
 
     def swap(
@@ -119,58 +125,87 @@ class Levels:
         """
         windows, self._lane.hop = self._windows, self._before
         turn = windows.begin(sent_at_R, sent_bytes_R, recv_bytes_R)
-        due_LR = np.stack([windows.due(rank, turn) for rank in self._local])
-        coming, messages = self._received(due_LR), [self._outgoing(pair, turn) for _, pair in self._mine]
+        sizes_LR, due_LR = (np.stack([of(rank, turn) for rank in self._local]) for of in (windows.sizes, windows.due))
+        out, coming_in = self._together(sizes_LR), self._together(due_LR)
+        coming = self._received(due_LR, coming_in)
+        messages = {n: self._outgoing(pair, turn) for n, pair in self._mine if out[n]}
+        coming += self._received_alone(coming_in, recv, recv_at_R, recv_bytes_R)
         sends = [
-            self._comm.Isend(self._buffer(message, pair), pair.other_gate, _TAG)
-            for (_, pair), message in zip(self._mine, messages, strict=True)
-            if len(message)
+            self._comm.Isend(self._buffer(message, self._pairs[n].other_gate), self._pairs[n].other_gate, _TAG)
+            for n, message in messages.items()
         ]
+        alone_R = np.zeros(len(sent_bytes_R), np.int64)
+        for pair, joint in zip(self._pairs, out, strict=True):
+            alone_R[pair.there] = 0 if joint else sent_bytes_R[pair.there]
+        for rank in np.flatnonzero(alone_R).tolist():
+            message = windows.part(self._comm.rank, turn, rank, int(alone_R[rank]))
+            sends.append(self._comm.Isend(self._buffer(message, rank), rank, _ALONE))
         windows.take(turn, recv, recv_at_R, recv_bytes_R)  # of this host, while others are on their way
-        self._wait(coming, sends)
-        self._lane.hop = self._after
-        windows.meet()
+        self._wait(coming, sends, np.flatnonzero(alone_R))
+        if any(coming_in):
+            self._lane.hop = self._after
+            windows.meet()
         for n, pair in enumerate(self._pairs):
-            self._take(n, pair, recv, recv_at_R, recv_bytes_R, due_LR)
-        messages_R = np.zeros(len(sent_bytes_R), np.int64)
+            if coming_in[n]:
+                self._take(n, pair, recv, recv_at_R, recv_bytes_R, due_LR)
+        messages_R = (alone_R > 0).astype(np.int64)
         messages_R[self._local] = sent_bytes_R[self._local] > 0
-        for (_, pair), message in zip(self._mine, messages, strict=True):
-            messages_R[pair.other_gate] = len(message) > 0
+        messages_R[[self._pairs[n].other_gate for n in messages]] = 1
         return messages_R
 
-    def _received(self, due_LR: Ints) -> list[tuple[MPI.Request, int, Pair]]:
-        """Begins to receive what comes for this host by this rank: requests, and bytes of each."""
-        sizes = [int(due_LR[:, pair.there].sum()) for _, pair in self._mine]
-        room, at, found = self._windows.relay(sum(sizes)), 0, list[tuple[MPI.Request, int, Pair]]()
-        for (n, pair), n_bytes in zip(self._mine, sizes, strict=True):
+    def _together(self, bytes_LR: Ints) -> list[bool]:
+        """Of each pair, whether what crosses one way is one message: something does, and it is not much.
+
+        By numbers that ranks of both hosts have.
+        """
+        sums = [int(bytes_LR[:, pair.there].sum()) for pair in self._pairs]
+        most = [ALONE_BYTES * len(self._local) * len(pair.there) for pair in self._pairs]
+        return [0 < n_bytes < limit for n_bytes, limit in zip(sums, most, strict=True)]
+
+    def _received(self, due_LR: Ints, joint: Sequence[bool]) -> list[_Coming]:
+        """Begins to receive what comes for this host by this rank: requests, bytes of each, and who sends them."""
+        mine = [(n, pair, int(due_LR[:, pair.there].sum())) for n, pair in self._mine if joint[n]]
+        room, at, found = self._windows.relay(sum(n_bytes for *_, n_bytes in mine)), 0, list[_Coming]()
+        for n, pair, n_bytes in mine:
             self._windows.note(n, at)
-            if n_bytes:
-                buffer = self._buffer(room[at : at + n_bytes], pair)
-                found.append((self._comm.Irecv(buffer, pair.other_gate, _TAG), n_bytes, pair))
+            buffer = self._buffer(room[at : at + n_bytes], pair.other_gate)
+            found.append((self._comm.Irecv(buffer, pair.other_gate, _TAG), n_bytes, pair.other_gate))
             at += n_bytes
         return found
 
-    def _wait(self, coming: Sequence[tuple[MPI.Request, int, Pair]], sends: list[MPI.Request]) -> None:
+    def _received_alone(
+        self, joint: Sequence[bool], recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints
+    ) -> list[_Coming]:
+        """Likewise what comes from each rank by itself."""
+        found = list[_Coming]()
+        for pair, together in zip(self._pairs, joint, strict=True):
+            for rank in pair.there[recv_bytes_R[pair.there] > 0].tolist() if not together else ():
+                at, n_bytes = int(recv_at_R[rank]), int(recv_bytes_R[rank])
+                buffer = self._buffer(recv[at : at + n_bytes], rank)
+                found.append((self._comm.Irecv(buffer, rank, _ALONE), n_bytes, rank))
+        return found
+
+    def _wait(self, coming: Sequence[_Coming], sends: list[MPI.Request], alone: Ints) -> None:
         status = MPI.Status()
-        for request, n_bytes, pair in coming:
-            self._lane.hop = self._from[pair.other_gate]
+        for request, n_bytes, sender in coming:
+            self._lane.hop = self._from[sender]
             request.Wait(status)
             if (came := status.Get_count(self._unit) * self._unit_bytes) != n_bytes:
                 raise HpcrecError(
-                    f"rank {self._comm.rank}: {came} bytes came from rank {pair.other_gate} for the ranks of this "
-                    f"host, which were told of {n_bytes}."
+                    f"rank {self._comm.rank}: {came} bytes came from rank {sender} for the ranks of this host, which "
+                    f"were told of {n_bytes}."
                 )
         if sends:
-            self._lane.hop = self._to
+            self._lane.hop = Hop(TO, tuple(self._lane.ranks[rank] for rank in alone)) if len(alone) else self._to
             MPI.Request.Waitall(sends)
 
-    def _buffer(self, array: NDArray[np.uint8], pair: Pair) -> tuple[NDArray[np.uint8], int, MPI.Datatype]:
+    def _buffer(self, array: NDArray[np.uint8], other: int) -> tuple[NDArray[np.uint8], int, MPI.Datatype]:
         n = len(array) // self._unit_bytes
         if n > _MOST_UNITS:
             raise HpcrecError(
                 f"rank {self._comm.rank}: {len(array)} bytes would cross in one message between this host and that of "
-                f"rank {pair.other_gate}; it can have {_MOST_UNITS * self._unit_bytes}. Set exchange.path = 'flat', or "
-                "a smaller train.batch_size."
+                f"rank {other}; it can have {_MOST_UNITS * self._unit_bytes}. Set exchange.path = 'flat', or a smaller "
+                "train.batch_size."
             )
         return array, n, self._unit
 

@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.comm import levels
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
 from hpcrec.comm.levels import pairs_of
@@ -26,16 +27,21 @@ HOSTS = {
 }
 
 
-def make(hosts: tuple[int, ...], *, levels: bool) -> Collectives:
+def make(hosts: tuple[int, ...], *, by_levels: bool) -> Collectives:
     comm = MPI.COMM_WORLD
-    ledger, host_of = Ledger(comm.rank, hosts[: comm.size]), hosts[: comm.size] if levels else None
-    return Collectives(comm.Dup(), range(comm.size), ledger, windows=levels, host_of=host_of)
+    ledger, host_of = Ledger(comm.rank, hosts[: comm.size]), hosts[: comm.size] if by_levels else None
+    return Collectives(comm.Dup(), range(comm.size), ledger, windows=by_levels, host_of=host_of)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
-def test_messages_arrive_as_they_were_sent(hosts: tuple[int, ...]) -> None:
-    c, plain = make(hosts, levels=True), make(hosts, levels=False)
+@pytest.mark.parametrize("alone_bytes", [1, 400, 8192, 1 << 30])
+def test_messages_arrive_as_they_were_sent(
+    hosts: tuple[int, ...], alone_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether those between two hosts go together, each by itself, or some so and some so."""
+    monkeypatch.setattr(levels, "ALONE_BYTES", alone_bytes)
+    c, plain = make(hosts, by_levels=True), make(hosts, by_levels=False)
     me, hosts = c.rank, hosts[: c.size]
     for number, bytes_RR in enumerate(rounds(12, c.size)):
         sent = np.concatenate([content(me, to, number, n) for to, n in enumerate(bytes_RR[me])])
@@ -55,11 +61,25 @@ def test_messages_arrive_as_they_were_sent(hosts: tuple[int, ...]) -> None:
     plain.close()
 
 
+@pytest.mark.parallel([4])
+def test_each_rank_sends_its_own_where_much_crosses() -> None:
+    """From 8 KiB a pair of ranks on, in the mean of two hosts: of (0, 0, 1, 1) four messages each way, else one."""
+    c = make((0, 0, 1, 1), by_levels=True)
+    at, seen = TAGS.index("values"), []
+    for bytes_R in (np.full(4, 8128), np.array([8192 + 64, 8192 - 64] * 2), np.full(4, 8192)):
+        before = MPI.COMM_WORLD.allreduce(c.ledger.messages())[at, 1]
+        due_R = np.array([bytes_R[c.rank]] * 4)
+        came = c.alltoallv(c.message(bytes_R, np.uint8), bytes_R, due_R, "values")
+        seen.append((int(MPI.COMM_WORLD.allreduce(c.ledger.messages())[at, 1] - before), len(came)))
+    parallel_assert([n for n, _ in seen] == [2, 8, 8], msg=f"{seen}")
+    c.close()
+
+
 @pytest.mark.parallel([2, 3, 4])
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
 def test_one_message_each_way_between_two_hosts(hosts: tuple[int, ...]) -> None:
     """Bytes count as if each rank had sent its own."""
-    c, hosts = make(hosts, levels=True), hosts[: MPI.COMM_WORLD.size]
+    c, hosts = make(hosts, by_levels=True), hosts[: MPI.COMM_WORLD.size]
     bytes_R, sizes_R = np.full(c.size, 64 * (1 + c.rank)), np.array([64 * (1 + r) for r in range(c.size)])
     c.alltoallv(c.message(bytes_R, np.uint8), bytes_R, sizes_R, "values")
     at, n_hosts = TAGS.index("values"), len(set(hosts))
@@ -69,7 +89,7 @@ def test_one_message_each_way_between_two_hosts(hosts: tuple[int, ...]) -> None:
         sum(hosts[a] != hosts[b] for a in range(c.size) for b in range(c.size)) if alone else n_hosts * (n_hosts - 1)
     )
     parallel_assert(far == wanted, msg=f"{far} {wanted}")
-    plain = make(hosts, levels=False)
+    plain = make(hosts, by_levels=False)
     plain.alltoallv(np.zeros(int(bytes_R.sum()), np.uint8), bytes_R, sizes_R, "values")
     parallel_assert(np.array_equal(c.ledger.snapshot(), plain.ledger.snapshot()), msg="bytes count as ever")
     c.close()
@@ -80,7 +100,7 @@ def test_one_message_each_way_between_two_hosts(hosts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("slow", [0, 2])
 def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates receive the next messages for others once these have taken the last ones."""
-    c = make((0, 0, 1, 1), levels=True)
+    c = make((0, 0, 1, 1), by_levels=True)
     if c.rank == slow:
         relayed = Windows.relayed
         monkeypatch.setattr(Windows, "relayed", lambda *given: (time.sleep(0.01), relayed(*given))[1])
@@ -96,7 +116,7 @@ def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.Monke
 @pytest.mark.parallel([3])
 def test_messages_are_refused_that_are_not_as_long_as_was_told() -> None:
     """What a rank of the other host expects is told apart from what comes: nobody is given another's bytes."""
-    c = make((0, 0, 1), levels=True)
+    c = make((0, 0, 1), by_levels=True)
     send_R, recv_R = np.full(3, 64), np.full(3, 64)
     if c.rank == 2:
         recv_R[1] = 128
@@ -111,6 +131,7 @@ def test_messages_are_refused_that_are_not_as_long_as_was_told() -> None:
 
 SIX = """
 import numpy as np, time
+from hpcrec.comm import levels
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.levels import pairs_of
