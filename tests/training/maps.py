@@ -16,6 +16,7 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build.session import open_session
+from hpcrec.comm import levels
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.levels import pairs_of
 from hpcrec.comm.topology import Topology
@@ -155,6 +156,7 @@ def check_counts(folder: Path, hosts: tuple[int, ...], _: int = 0) -> Counter[st
 
     With all roles that the map has.
     """
+    levels.ALONE_BYTES = 1 << 40  # what is told of each pair is one message, however much it is
     write_data(folder / "data.h5", samples=COUNTED_STEPS * BATCH)
     tables, seen = {name: {"shard": "row"} for name in ("user", "item", "history", "tag")}, Counter[str]()
     wanted = [(form, roles, "levels") for form in ("pooled", "rows") for roles in roles_of(hosts)]
