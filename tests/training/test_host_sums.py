@@ -233,12 +233,17 @@ def test_bytes_are_as_counted_before(folder: Path, monkeypatch: pytest.MonkeyPat
         config_of(folder, "levels", **sections, **wanted, train={"batch_size": 400, "steps": 2})
     ) as session:
         assert session.parts.exchange.layout.added == {"history", "tag"}
-        assert session.parts.chosen is not None
-        told = session.parts.chosen.found
-        for step in session.steps():
-            step.run()
-        session.parts.pipeline.settle()
-        ledger = COMM.allreduce(session.parts.world.ledger.snapshot()) / 2
+        held_to_the_ledger(session)
+
+
+def held_to_the_ledger(session: Session) -> None:
+    """Bytes of values and gradients of a run of two steps, in all and across hosts, are those that were predicted."""
+    assert session.parts.chosen is not None
+    told = session.parts.chosen.found
+    for step in session.steps():
+        step.run()
+    session.parts.pipeline.settle()
+    ledger = COMM.allreduce(session.parts.world.ledger.snapshot()) / 2
     with on_every_rank():
         for tag in ("values", "gradients"):
             both = ledger[TAGS.index(tag)].sum(), told["predicted_bytes_per_step"][tag]
