@@ -39,6 +39,6 @@ def test_a_batch_is_dealt_once(window: int | None, folder: Path, monkeypatch: py
             step.run()
             if window is None:
                 continue
-            seen = min(7, step.number + 1 + window + 1 + session.parts.ahead)
+            seen = min(7, step.number + 1 + window + 1 + session.parts.look_ahead.submitted)
             assert len(asked) <= bundles * seen
     assert len(asked) == 7 * bundles

@@ -29,6 +29,7 @@ from hpcrec.data.files import synced
 from hpcrec.training import attempts, lines, loop
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.claim import claimed
+from hpcrec.training.look_ahead import LookAhead
 from hpcrec.training.loop import Loop
 from hpcrec.training.ranks import on_root
 from tests.simulated.ranks import Job, Rank
@@ -352,7 +353,7 @@ class Session:
         self.save_failed = False
         self.parts = SimpleNamespace(
             save_failed=threading.Event(),
-            ahead=0,
+            look_ahead=LookAhead(0, 0, 0, lambda: 0.0, lambda number: number),
             world=world,
             pipeline=pipeline,
             policy="sync",
