@@ -5,9 +5,8 @@ into their windows (``comm.window``); the gate puts those of its host to the ran
 sends them to the gate there, and lays what comes from it where the ranks of its own host read theirs. So a rank sends
 about (hosts - 1) / (ranks of a host) messages in place of one to every rank of the other hosts. Where much crosses
 between two hosts that saves little, and the link would wait for what is put together: then each rank sends its own.
-What a rank is given is
-what was sent to it, byte for byte. Notes which hop a rank waits in (``comm.progress``), for reports of stalls. Knows
-ranks, hosts and bytes, not what they mean.
+What a rank is given is what was sent to it, byte for byte. Notes which hop a rank waits in (``comm.progress``), for
+reports of stalls. Knows ranks, hosts and bytes, not what they mean.
 """
 
 from collections.abc import Sequence
@@ -24,9 +23,7 @@ from hpcrec.types import Ints
 
 _TAG, _ALONE = 2, 3
 _MOST_UNITS = 2**31 - 1
-ALONE_BYTES = (
-    8192  # of messages from rank to rank, in the mean of a pair of hosts: from here on each rank sends its own
-)
+ALONE_BYTES = 8192  # from rank to rank, in the mean of two hosts: from here on each rank sends its own
 _Coming = tuple[MPI.Request, int, int]
 
 
@@ -98,7 +95,6 @@ class Levels:
         self._lane, host = lane, tuple(lane.ranks[rank] for rank in self._local)
         self._before, self._after = Hop(BEFORE, host), Hop(AFTER, host)
         self._from = {rank: Hop(FROM, (lane.ranks[rank],)) for pair in pairs for rank in pair.there.tolist()}
-        self._to = Hop(TO, tuple(lane.ranks[pair.other_gate] for _, pair in self._mine))
 
     def swap(
         self, recv: NDArray[np.uint8], sent_at_R: Ints, sent_bytes_R: Ints, recv_at_R: Ints, recv_bytes_R: Ints
@@ -141,7 +137,7 @@ class Levels:
             message = windows.part(self._comm.rank, turn, rank, int(alone_R[rank]))
             sends.append(self._comm.Isend(self._buffer(message, rank), rank, _ALONE))
         windows.take(turn, recv, recv_at_R, recv_bytes_R)  # of this host, while others are on their way
-        self._wait(coming, sends, np.flatnonzero(alone_R))
+        self._wait(coming, sends, [*(self._pairs[n].other_gate for n in messages), *np.flatnonzero(alone_R).tolist()])
         if any(coming_in):
             self._lane.hop = self._after
             windows.meet()
@@ -185,7 +181,7 @@ class Levels:
                 found.append((self._comm.Irecv(buffer, rank, _ALONE), n_bytes, rank))
         return found
 
-    def _wait(self, coming: Sequence[_Coming], sends: list[MPI.Request], alone: Ints) -> None:
+    def _wait(self, coming: Sequence[_Coming], sends: list[MPI.Request], to: Sequence[int]) -> None:
         status = MPI.Status()
         for request, n_bytes, sender in coming:
             self._lane.hop = self._from[sender]
@@ -196,7 +192,7 @@ class Levels:
                     f"were told of {n_bytes}."
                 )
         if sends:
-            self._lane.hop = Hop(TO, tuple(self._lane.ranks[rank] for rank in alone)) if len(alone) else self._to
+            self._lane.hop = Hop(TO, tuple(self._lane.ranks[rank] for rank in to))
             MPI.Request.Waitall(sends)
 
     def _buffer(self, array: NDArray[np.uint8], other: int) -> tuple[NDArray[np.uint8], int, MPI.Datatype]:

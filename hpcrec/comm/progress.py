@@ -53,10 +53,9 @@ class Hop(NamedTuple):
     Attributes
     ----------
     number : int
-        ``BEFORE`` and ``AFTER`` messages between hosts for its host; ``FROM`` and ``TO``, as a gate, other gates.
+        ``BEFORE`` and ``AFTER`` messages between hosts for its host; ``FROM`` and ``TO`` ranks of other hosts.
     ranks : tuple of int
-        World ranks: those of its host, itself included; the gates whose messages it waits for, or that are to take its
-        own.
+        World ranks: those of its host, itself included; those whose messages it waits for, or that are to take its own.
     """
 
     number: int
