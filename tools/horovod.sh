@@ -22,16 +22,20 @@ if [ -z "$wheel" ]; then
   say "building Horovod $version for this torch, MPI and compiler (about 3 minutes; kept in $cache/$key)"
   work=$(mktemp -d)
   trap 'rm -rf "$work"' EXIT
-  pip download --quiet --no-deps --no-binary horovod --no-build-isolation --dest "$work" "horovod==$version"
+  python -m pip download --quiet --no-deps --no-binary horovod --no-build-isolation --dest "$work" "horovod==$version"
   tar -xzf "$work/horovod-$version.tar.gz" -C "$work"
   # Released before torch asked for C++17 and later: upstream raised the standard, and never released it.
   sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 20/' \
     "$work/horovod-$version/CMakeLists.txt" "$work/horovod-$version/horovod/torch/CMakeLists.txt"
   log=$work/build.log
-  if ! (cd "$work" && HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITHOUT_TENSORFLOW=1 \
-        HOROVOD_WITHOUT_MXNET=1 HOROVOD_GPU_OPERATIONS="${HOROVOD_GPU_OPERATIONS:-}" MAKEFLAGS="-j$(nproc)" \
-        CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
-        pip wheel --no-build-isolation --no-deps --wheel-dir "$work/out" "./horovod-$version" > "$log" 2>&1); then
+  # Headers that it takes from others, and that those of GCC 13 do not bring along.
+  if ! (cd "$work" && CXXFLAGS="-include cstdint -include string ${CXXFLAGS:-}" \
+        HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 \
+        HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \
+        HOROVOD_GPU_OPERATIONS="${HOROVOD_GPU_OPERATIONS:-}" \
+        MAKEFLAGS="-j$(nproc)" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+        python -m pip wheel --no-build-isolation --no-deps --wheel-dir "$work/out" "./horovod-$version" > "$log" 2>&1)
+  then
     mkdir -p "$cache" && cp "$log" "$cache/horovod-build.log"
     tail -25 "$log" >&2
     echo "setup: Horovod did not build; the whole log is $cache/horovod-build.log" >&2
@@ -46,8 +50,8 @@ fi
 if [ "${1:-}" = --copy-to ]; then
   mkdir -p "$2/$key"
   cp "$wheel" "$2/$key/"
-  pip download --quiet --no-deps --no-binary horovod --no-build-isolation --dest "$2" "horovod==$version"
+  python -m pip download --quiet --no-deps --no-binary horovod --no-build-isolation --dest "$2" "horovod==$version"
   exit
 fi
 say "installing $(basename "$wheel")"
-pip install --quiet --no-deps --force-reinstall "$wheel"
+python -m pip install --quiet --no-deps --force-reinstall "$wheel"

@@ -1,9 +1,11 @@
 """A step of the embeddings of W1 and W2 beside torch's own tables on the same GPU. One part for each workload.
 
 Batch 65,536, tables and ids as ``_workloads.py`` has them (drawn on the device). The step is ids to rows of one block,
-pooled gather, group, and the optimizer's step by gradients that are given. torch has an ``EmbeddingBag(sparse=True)``
-for each table, whose outputs are joined as ours lie, and ``torch.optim.Adagrad``; ours is Adagrad too in the case that
-is claimed, and row-wise Adagrad, which torch has not, in another. ``gpu.step.*``: torch's time over ours.
+pooled gather, group, and the optimizer's step by gradients that are given. torch has it in two ways, of which the faster
+counts: an ``EmbeddingBag(sparse=True)`` for each table, whose outputs are joined as ours lie, and
+``torch.optim.Adagrad``; and one table for all, as it is written by hand, with ``embedding_bag``, ``unique``,
+``index_add_`` (whose sums have no order of their own), and Adagrad over the distinct rows. Ours is Adagrad too in the
+case that is claimed, and row-wise Adagrad in another. ``gpu.step.*``: torch's time over ours.
 
 The whole step has a tower on both sides: the tables' dot products (in bfloat16, as all its products), an MLP, log-loss
 and SGD. Where the GPU has not the memory, the batch is halved until it fits; the row says so.
@@ -90,6 +92,35 @@ class Torch:
         self.backward(self.forward(ids_TBP), gradient)
 
 
+class TorchJoined:
+    """All tables in one, and Adagrad by hand."""
+
+    def __init__(self, tables: list[torch.Tensor]) -> None:
+        self.rows = torch.cat(tables)
+        self._state = torch.zeros_like(self.rows)
+        heights = torch.tensor([0, *(len(t) for t in tables[:-1])], device=self.rows.device)
+        self._bases = heights.cumsum(0)[:, None, None]
+
+    def forward(self, ids_TBP: torch.Tensor) -> torch.Tensor:
+        """Vectors [B, tables x width]."""
+        n_tables, batch, pooling = ids_TBP.shape
+        self._index = (ids_TBP + self._bases).view(-1, pooling)
+        pooled = torch.nn.functional.embedding_bag(self._index, self.rows, mode="sum")
+        return pooled.view(n_tables, batch, -1).transpose(0, 1).reshape(batch, -1)
+
+    def step(self, ids_TBP: torch.Tensor, gradient: torch.Tensor) -> None:
+        """From ids and the gradient of the vectors to stepped rows."""
+        self.forward(ids_TBP)
+        n_tables, batch, pooling = ids_TBP.shape
+        of_bags = gradient.view(batch, n_tables, -1).transpose(0, 1).reshape(n_tables * batch, -1)
+        unique, inverse = torch.unique(self._index.view(-1), return_inverse=True)
+        summed = torch.zeros((len(unique), self.rows.shape[1]), device=self.rows.device)
+        summed.index_add_(0, inverse, of_bags.repeat_interleave(pooling, 0))
+        state = self._state[unique].addcmul_(summed, summed)
+        self._state[unique] = state
+        self.rows[unique] = self.rows[unique].addcdiv_(summed, state.sqrt_().add_(EPS), value=-LR)
+
+
 class Tower:
     """The dense part: dot products of the tables' vectors, an MLP, a loss; and its optimizer."""
 
@@ -155,13 +186,14 @@ def check(machine: Machine, workload: Workload) -> bool:
     """Whether vectors and tables after two steps are torch's, on small tables."""
     small = replace(workload, rows=[min(n, 60) for n in workload.rows[:8]], batch=32)
     tables = tables_of(machine, small)
-    ours, theirs = Ours(machine, small, tables, ADAGRAD), Torch(tables)
+    ours, theirs, joined = Ours(machine, small, tables, ADAGRAD), Torch(tables), TorchJoined(tables)
     good = True
     for _ in range(2):
         ids, gradient = ids_of(machine, small), machine.normal(*ours.pooled.shape)
-        good &= close(ours.forward(ids), theirs.forward(ids))
-        ours.step(ids, gradient)
-        theirs.step(ids, gradient)
+        good &= close(ours.forward(ids), theirs.forward(ids)) and close(ours.forward(ids), joined.forward(ids))
+        for tables_of_one in (ours, theirs, joined):
+            tables_of_one.step(ids, gradient)
+    good &= close(ours.rows, joined.rows)
     return good and close(ours.rows, torch.cat([bag.weight.detach() for bag in theirs.bags]))
 
 
@@ -172,7 +204,7 @@ def measure(machine: Machine, name: str) -> Found:
     workload = fitted(machine, WORKLOADS[name])
     ids, tables = ids_of(machine, workload), tables_of(machine, workload)
     ours, rowwise = (Ours(machine, workload, tables, spec) for spec in (ADAGRAD, ROWWISE))
-    theirs = Torch(tables)
+    theirs, joined = Torch(tables), TorchJoined(tables)
     gradient = 0.01 * machine.normal(*ours.pooled.shape)
     towers = [Tower(machine, len(tables), workload.width, workload.batch) for _ in range(2)]
     said = f"batch {workload.batch:,}, {ids.numel():,} ids, {len(ours.rows):,} rows of {workload.width}"
@@ -183,19 +215,23 @@ def measure(machine: Machine, name: str) -> Found:
         "row-wise Adagrad": partial(rowwise.step, ids, gradient),
         "Adagrad, with a tower": partial(towers[0].whole_ours, ours, ids),
         "torch": partial(theirs.step, ids, gradient),
+        "torch, one table": partial(joined.step, ids, gradient),
         "torch, with a tower": partial(towers[1].whole_torch, theirs, ids),
     }
     works = {f"{name} {kind}": Work(run=run, n_ids=ids.numel(), work=said) for kind, run in runs.items()}
     timed = machine.time(works)
-    plain, whole = f"{name} torch", f"{name} torch, with a tower"
-    found.rows = [timed.row(case, whole if "tower" in case else plain) for case in cases(name)]
+    plain = min((f"{name} torch", f"{name} torch, one table"), key=timed.rounds.median)
+    whole = f"{name} torch, with a tower"
+    peers = {case: None if "torch" in case else whole if "tower" in case else plain for case in cases(name)}
+    found.rows = [timed.row(case, peer) for case, peer in peers.items()]
     found.values[f"gpu.step.{name.lower()}"] = timed.times(f"{name} Adagrad", plain)
     return found
 
 
 def cases(name: str) -> tuple[str, ...]:
     """Names of the rows."""
-    return tuple(f"{name} {kind}" for kind in ("Adagrad", "row-wise Adagrad", "Adagrad, with a tower"))
+    kinds = ("Adagrad", "row-wise Adagrad", "Adagrad, with a tower", "torch", "torch, one table")
+    return tuple(f"{name} {kind}" for kind in kinds)
 
 
 def part(name: str) -> Part:

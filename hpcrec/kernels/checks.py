@@ -178,16 +178,20 @@ def apart(name: str, written: NDArray[Any], **others: NDArray[Any] | None) -> No
 
     An index that changes after it was checked would send the kernel outside an array.
     """
+    bounds = written.bounds if isinstance(written, DeviceArray) else None
     for other, array in others.items():
-        if array is not None and _share(written, array):
+        if array is not None and _share(written, bounds, array):
             raise ValueError(f"{name} shares memory with {other}; the kernel writes into it: copy one of them first")
 
 
-def _share(a: Any, b: Any) -> bool:
-    """Whether contiguous arrays share memory; an array of a device and one of the host never do."""
-    if isinstance(a, DeviceArray) and isinstance(b, DeviceArray):
-        return a.bounds[0] < b.bounds[1] and b.bounds[0] < a.bounds[1]
-    if isinstance(a, DeviceArray) or isinstance(b, DeviceArray):
+def _share(a: Any, bounds: tuple[int, int] | None, b: Any) -> bool:
+    """Whether contiguous arrays share memory; one of a device, which has bounds, and one of the host never do."""
+    if bounds is not None:
+        if not isinstance(b, DeviceArray):
+            return False
+        first, end = b.bounds
+        return bounds[0] < end and first < bounds[1]
+    if isinstance(b, DeviceArray):
         return False
     own, other = _owner(a), _owner(b)
     if own is not None and other is not None and own is not other:

@@ -49,7 +49,7 @@ class Staging:
             part = source[start : start + self._bytes]
             buffer = self._buffer(turn)
             buffer.wait()
-            np.copyto(buffer.bytes[: len(part)], part)
+            buffer.fill(part)
             target[start : start + len(part)].copy_(buffer.tensor[: len(part)], non_blocking=True)
             buffer.used()
 
@@ -92,6 +92,22 @@ class _Buffer:
         self.bytes: NDArray[np.uint8] = self.tensor.numpy()
         self._done = torch.cuda.Event() if pins else None
 
+    def fill(self, part: NDArray[np.uint8]) -> None:
+        self._copy(part, to_host=False)
+
+    def empty(self, part: NDArray[np.uint8]) -> None:
+        self._copy(part, to_host=True)
+
+    def _copy(self, part: NDArray[np.uint8], *, to_host: bool) -> None:
+        """By torch's threads, of which one alone fills no bus; torch takes no array that cannot be written."""
+        import torch
+
+        if part.flags.writeable:
+            here, there = torch.from_numpy(part), self.tensor[: len(part)]
+            here.copy_(there) if to_host else there.copy_(here)
+        else:
+            np.copyto(self.bytes[: len(part)], part)
+
     def used(self) -> None:
         if self._done is not None:
             self._done.record()
@@ -103,4 +119,4 @@ class _Buffer:
 
 def _arrive(buffer: _Buffer, part: NDArray[np.uint8]) -> None:
     buffer.wait()
-    np.copyto(part, buffer.bytes[: len(part)])
+    buffer.empty(part)

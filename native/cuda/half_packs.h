@@ -22,7 +22,7 @@ __device__ __forceinline__ Pack<float, N> read_columns(const HalfRows& rows, int
 // The same of row `id`, written.
 template <class T, int N>
 __device__ __forceinline__ void write_columns(T* rows, int64_t, int64_t at, int64_t column, const Pack<T, N>& x) {
-  store<T, N>(rows + at + column, x);
+  store_at_once<T, N>(rows + at + column, x);
 }
 template <class T, int N>
 __device__ __forceinline__ void write_columns(const HalfRows& rows, int64_t id, int64_t at, int64_t column,

@@ -39,18 +39,14 @@ __global__ void __launch_bounds__(block_threads, 1)
   if (high) atomicOr(bits + 1, high);
 }
 
-// The bag of each position: the last that begins at or before it, and is not empty.
+// The number of each bag that is not empty, where it begins: what is behind, up to the next, is of that bag. Offsets
+// that are none are somebody else's to note.
 __global__ void __launch_bounds__(block_threads, 1)
-    number_bags(const int64_t* offsets, int64_t n_bags, int64_t n, uint32_t* bags) {
-  const int64_t i = this_thread();
-  if (i >= n) return;
-  int64_t low = 0, high = n_bags;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (offsets[middle + 1] <= i) low = middle + 1;
-    else high = middle;
-  }
-  bags[i] = static_cast<uint32_t>(low);
+    mark_bags(const int64_t* offsets, int64_t n_bags, int64_t n, uint32_t* bags) {
+  const int64_t b = this_thread();
+  if (b >= n_bags) return;
+  const int64_t first = offsets[b];
+  if (first < offsets[b + 1] && below(first, n)) bags[first] = static_cast<uint32_t>(b);
 }
 
 // 1 where a run of equal ids begins.
@@ -161,7 +157,10 @@ int64_t sorted_by_key(const Key* keys, int64_t n, int bits, const int64_t* offse
   const Scratch<uint32_t> rank(n, queue.stream), numbers(n, queue.stream);
   if (offsets) {
     const Scratch<uint32_t> bags(n, queue.stream);
-    launch("group: bags", number_bags, blocks_for(n), 1, block_threads, queue.stream, offsets, n_bags, n, bags.data());
+    zero(bags.data(), n * static_cast<int64_t>(sizeof(uint32_t)), queue.stream);
+    launch("group: bags", mark_bags, blocks_for(n_bags), 1, block_threads, queue.stream, offsets, n_bags, n,
+           bags.data());
+    inclusive_max(bags.data(), n, bags.data(), queue);
     sort_pairs<Key>(keys, bags.data(), n, bits, sorted.data(), numbers.data(), queue);
   } else {
     sort_numbered(keys, n, bits, sorted.data(), numbers.data(), queue);

@@ -3,6 +3,8 @@
 // Memory is asked for in packs of 16 bytes where every vector begins on one, else element by element. A vector that is
 // wider than the group's packs is cut into tiles of columns, which are worked on apart: blocks of another grid row.
 #pragma once
+#include <cstring>
+
 #include "device.h"
 #include "hpcrec/half_rows.h"
 
@@ -61,8 +63,27 @@ template <class T, int N> __device__ __forceinline__ Pack<T, N> load(const T* fr
 template <class T, int N> __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
 }
-// The same where a vector may begin at any element.
+// The same to the device's own memory, in one instruction: where each element was chosen before, nvcc stores them one
+// by one, and a warp then writes every line four times.
+template <class T, int N> __device__ __forceinline__ void store_at_once(T* to, const Pack<T, N>& pack) {
+#ifdef __CUDA_ARCH__
+  if constexpr (sizeof(pack) == sizeof(uint4)) {
+    uint4 bits;
+    std::memcpy(&bits, &pack, sizeof bits);
+    __stwb(reinterpret_cast<uint4*>(to), bits);
+    return;
+  }
+#endif
+  store<T, N>(to, pack);
+}
+// The same where a vector may begin at any element. On the host as bytes: GCC 13 takes the two ways, which read the
+// same elements, for one, and that for an aligned one.
 template <class T, int N> __device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
+#ifdef HPCREC_EMULATED
+  Pack<T, N> bytes;
+  std::memcpy(&bytes, from, sizeof bytes);
+  return bytes;
+#else
   if constexpr (N > 1) {
     if (reinterpret_cast<uintptr_t>(from) % sizeof(Pack<T, N>) != 0) {
       Pack<T, N> pack;
@@ -72,8 +93,12 @@ template <class T, int N> __device__ __forceinline__ Pack<T, N> load_anywhere(co
     }
   }
   return load<T, N>(from);
+#endif
 }
 template <class T, int N> __device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
+#ifdef HPCREC_EMULATED
+  std::memcpy(to, &pack, sizeof pack);
+#else
   if constexpr (N > 1) {
     if (reinterpret_cast<uintptr_t>(to) % sizeof(Pack<T, N>) != 0) {
 #pragma unroll
@@ -82,6 +107,7 @@ template <class T, int N> __device__ __forceinline__ void store_anywhere(T* to, 
     }
   }
   store<T, N>(to, pack);
+#endif
 }
 // The same in packs of 16 bytes, which a vector may begin on where a larger pack may not.
 template <class T, int N> __device__ __forceinline__ void store_packs(T* to, const Pack<T, N>& pack) {

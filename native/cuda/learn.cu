@@ -1,8 +1,9 @@
 // Gradients of occurrences summed by row, and the optimizers' step, on the device.
 //
-// A group of lanes takes a row. Rows of more than block_size occurrences are put on a list instead, with the blocks
-// that their sums are made of; a second kernel sums the blocks, wherever a group is free, and a third folds each such
-// row's blocks in order. So the bits are those of the definition, whatever the device and however hot a row.
+// A group of lanes takes a row after the other. Rows of more than block_size occurrences are put on a list instead,
+// with the blocks that their sums are made of; a second kernel sums the blocks, wherever a group is free, and a third
+// folds each such row's blocks in order. So the bits are those of the definition, whatever the device and however hot a
+// row.
 #include "learn.h"
 
 #include <algorithm>
@@ -15,8 +16,10 @@
 namespace hpcrec::cuda {
 namespace {
 
-// Packs of gradients that a lane asks for before it adds the first of them.
-template <int C> constexpr int ahead_of = C < 4 ? 4 : 2;
+constexpr int added_ahead = 2;  // that a lane asks for before it adds the first of them
+// Blocks that a multiprocessor has room for at least, by the registers of their threads: what bounds sums of rows is
+// how many of them are waited for at a time.
+template <class T, int C> constexpr int least_blocks = C > 2 ? 1 : C > 1 ? 2 : sizeof(T) == 4 ? 4 : 3;
 constexpr int64_t most_parts = 4;  // packs of a row that a lane holds; wider rows are merged first, then stepped
 constexpr int64_t blocks_a_multiprocessor = 8;
 
@@ -34,49 +37,56 @@ template <class T> struct LongRows {
   T* sums;  // [blocks, width]
 };
 
-// Adds occurrences [first, last) to a lane's columns, in order. Gradients are asked for several at a time, and the
-// starts of the next as many meanwhile.
+// Where an occurrence's gradient begins, and its weight; none behind the last, and of what is wrong.
+template <class T> struct Source {
+  int64_t start;
+  T weight;
+};
+constexpr int64_t no_start = -1;
+
+template <class T>
+__device__ __forceinline__ Source<T> source_of(const Occurrences<T>& from, int64_t j, int64_t last, unsigned* faults) {
+  Source<T> found{no_start, T{1}};
+  if (j >= last) return found;
+  const int64_t source = from.order[j];
+  if (!below(source, from.n_sources)) {
+    note(faults, bad_order);
+    return found;
+  }
+  const int64_t start = from.source_start[source];
+  if (from.weights) found.weight = from.weights[source];
+  if (fits(start, from.width, from.gradients_size)) found.start = start;
+  else note(faults, bad_start);
+  return found;
+}
+
+// Adds occurrences [first, last), of which `head` is the first one's source, to a lane's columns, in order. Gradients
+// are asked for several at a time, and the sources of the next as many meanwhile.
 template <class T, int N, int C>
-__device__ void add_occurrences(const Occurrences<T>& from, int64_t first, int64_t last, const Layout& layout,
-                                const Member& me, Columns<T, N, C>& sum, unsigned* faults) {
-  constexpr int gradients_ahead = ahead_of<C>;
-  int64_t starts[gradients_ahead];
-  T weights[gradients_ahead];
-  const auto find = [&](int64_t j, int64_t& start, T& weight) {
-    start = -1;
-    weight = T{1};
-    if (j >= last) return;
-    const int64_t source = from.order[j];
-    if (!below(source, from.n_sources)) {
-      note(faults, bad_order);
-      return;
-    }
-    start = from.source_start[source];
-    if (!fits(start, from.width, from.gradients_size)) {
-      note(faults, bad_start);
-      start = -1;
-    }
-    if (from.weights) weight = from.weights[source];
-  };
+__device__ void add_occurrences(const Occurrences<T>& from, int64_t first, int64_t last, const Source<T>& head,
+                                const Layout& layout, const Member& me, Columns<T, N, C>& sum, unsigned* faults) {
+  Source<T> next[added_ahead];
+  next[0] = head;
 #pragma unroll
-  for (int i = 0; i < gradients_ahead; ++i) find(first + i, starts[i], weights[i]);
-  for (int64_t j = first; j < last; j += gradients_ahead) {
-    Pack<T, N> g[gradients_ahead][C];
-    T weight[gradients_ahead];
+  for (int i = 1; i < added_ahead; ++i) next[i] = source_of(from, first + i, last, faults);
+  for (int64_t j = first; j < last; j += added_ahead) {
+    Pack<T, N> g[added_ahead][C];
+    T weight[added_ahead];
 #pragma unroll
-    for (int i = 0; i < gradients_ahead; ++i) {
-      weight[i] = weights[i];
+    for (int i = 0; i < added_ahead; ++i) {
+      weight[i] = next[i].weight;
 #pragma unroll
       for (int c = 0; c < C; ++c) {
         const int64_t column = column_of<N>(layout, me, static_cast<int64_t>(blockIdx.y) * C + c);
-        g[i][c] = starts[i] >= 0 && column < layout.width ? load_anywhere<T, N>(from.gradients + starts[i] + column)
-                                                          : zeros<T, N>();
+        g[i][c] = next[i].start != no_start && column < layout.width
+                      ? load_anywhere<T, N>(from.gradients + next[i].start + column)
+                      : zeros<T, N>();
       }
     }
 #pragma unroll
-    for (int i = 0; i < gradients_ahead; ++i) find(j + gradients_ahead + i, starts[i], weights[i]);
+    for (int i = 0; i < added_ahead; ++i) next[i] = source_of(from, j + added_ahead + i, last, faults);
 #pragma unroll
-    for (int i = 0; i < gradients_ahead; ++i) {
+    for (int i = 0; i < added_ahead; ++i) {
       if (j + i >= last) break;
 #pragma unroll
       for (int c = 0; c < C; ++c) {
@@ -98,9 +108,14 @@ template <class T, int N, int C> __device__ __forceinline__ Columns<T, N, C> no_
 template <class T> struct Write {
   T* out;  // [n_unique, width]
 
+  struct Nothing {};
+  __device__ __forceinline__ int64_t row_of(int64_t u) const { return u; }
+  template <int N, int C> __device__ __forceinline__ Nothing ask(int64_t, const Layout&, const Member&) const {
+    return {};
+  }
   template <int N, int C>
-  __device__ void take(int64_t u, const Columns<T, N, C>& sum, const Layout& layout, const Member& me, T*,
-                       unsigned*) const {
+  __device__ void take(int64_t u, int64_t, const Nothing&, const Columns<T, N, C>& sum, const Layout& layout,
+                       const Member& me, T*, unsigned*) const {
 #pragma unroll
     for (int c = 0; c < C; ++c) {
       const int64_t column = column_of<N>(layout, me, static_cast<int64_t>(blockIdx.y) * C + c);
@@ -109,47 +124,61 @@ template <class T> struct Write {
   }
 };
 
-// ... or into the rows, by an optimizer's step.
+// ... or into the rows, by an optimizer's step: what that reads is asked for before sums are made.
 template <class T, class Rows = T*> struct Step {
   Target<T, Rows> target;
   Learning<T> how;
 
+  __device__ __forceinline__ int64_t row_of(int64_t u) const { return target.unique[u]; }
   template <int N, int C>
-  __device__ void take(int64_t u, const Columns<T, N, C>& sum, const Layout& layout, const Member& me, T* memory,
-                       unsigned* faults) const {
-    const int64_t id = target.unique[u];
-    if (below(id, target.n_rows)) step_row<T, N, C>(target.rows, id, 0, u, how, sum, layout, me, memory);
+  __device__ __forceinline__ Before<T, N, C> ask(int64_t id, const Layout& layout, const Member& me) const {
+    if (below(id, target.n_rows)) return read_row<T, N, C>(target.rows, id, 0, how, layout, me);
+    return {};
+  }
+  template <int N, int C>
+  __device__ void take(int64_t u, int64_t id, const Before<T, N, C>& before, const Columns<T, N, C>& sum,
+                       const Layout& layout, const Member& me, T* memory, unsigned* faults) const {
+    if (below(id, target.n_rows)) step_row<T, N, C>(target.rows, id, 0, u, how, before, sum, layout, me, memory);
     else note(faults, bad_unique);
   }
 };
 
-template <class T, int N, int C> __device__ __forceinline__ T* own_memory(T* memory, const Layout& layout) {
-  return memory + threadIdx.x / layout.lanes * layout.lanes * N * C;
+// Of a block, of which each group has a part.
+template <class T, int N, int C> struct Memory {
+  Pack<T, N> packs[block_threads * C];
+
+  __device__ __forceinline__ T* own(const Layout& layout) {
+    return packs[threadIdx.x / layout.lanes * layout.lanes * C].x;
+  }
+};
+
+// What has to be known of a row before anything of it can be asked for.
+template <class T> struct Looked {
+  int64_t first, last, row;  // its occurrences, none where `last` is before `first`: something is wrong
+  Source<T> head;
+};
+
+template <class T, class Taker>
+__device__ __forceinline__ Looked<T> look_up(const Occurrences<T>& from, const Taker& taker, int64_t u,
+                                             unsigned* faults) {
+  Looked<T> found{from.segments[u], from.segments[u + 1], taker.row_of(u), {no_start, T{1}}};
+  if (found.first < 0 || found.first > found.last || found.last > from.n_occurrences) {
+    note(faults, bad_offsets);
+    found.first = 0;
+    found.last = -1;
+  } else if (found.last - found.first <= block_size) {
+    found.head = source_of(from, found.first, found.last, faults);
+  }
+  return found;
 }
 
-template <class T, int N, int C, class Taker>
-__global__ void __launch_bounds__(block_threads, 1)
-    sum_rows(Occurrences<T> from, Taker taker, Layout layout, LongRows<T> more, unsigned* faults) {
-  __shared__ T memory[block_threads * N * C];
-  const Member me(layout);
-  const int64_t u = me.group;
-  if (u == 0 && (from.segments[0] != 0 || from.segments[from.n_unique] != from.n_occurrences))
-    note(faults, bad_offsets);
-  if (u >= from.n_unique) return;
-  const int64_t first = from.segments[u], last = from.segments[u + 1];
-  if (first < 0 || first > last || last > from.n_occurrences) {
-    note(faults, bad_offsets);
-    return;
-  }
-  if (last - first <= block_size) {
-    Columns<T, N, C> sum = no_columns<T, N, C>();
-    add_occurrences<T, N, C>(from, first, last, layout, me, sum, faults);
-    taker.template take<N, C>(u, sum, layout, me, own_memory<T, N, C>(memory, layout), faults);
-    return;
-  }
-  // All tiles share one list. Where segments overlap there is no room for it: check_offsets has noted that.
+// Puts a row on the list. All tiles share one. Where segments overlap there is no room for it: check_offsets has noted
+// that.
+template <class T>
+__device__ void list_row(int64_t u, const Looked<T>& its, const Layout& layout, const Member& me,
+                         const LongRows<T>& more, const unsigned* faults) {
   if (blockIdx.y != 0 || (*faults & bad_offsets)) return;
-  const int64_t n_blocks = (last - first + block_size - 1) / block_size;
+  const int64_t n_blocks = (its.last - its.first + block_size - 1) / block_size;
   unsigned long long block = 0;
   if (me.lane == 0) {
     block = atomicAdd(more.counts + 1, static_cast<unsigned long long>(n_blocks));
@@ -157,8 +186,37 @@ __global__ void __launch_bounds__(block_threads, 1)
   }
   block = __shfl_sync(me.mask, block, 0, static_cast<int>(layout.lanes));
   for (int64_t b = me.lane; b < n_blocks; b += layout.lanes) {
-    const int64_t start = first + b * block_size;
-    more.blocks[block + b] = {start, start + block_size < last ? start + block_size : last};
+    const int64_t start = its.first + b * block_size;
+    more.blocks[block + b] = {start, start + block_size < its.last ? start + block_size : its.last};
+  }
+}
+
+// A group takes several rows, at most as many as it has lanes: each of these looks one of them up, so that all are
+// waited for at a time, and then they are summed one after the other.
+template <class T, int N, int C, class Taker>
+__global__ void __launch_bounds__(block_threads, least_blocks<T, C>)
+    sum_rows(Occurrences<T> from, Taker taker, Layout layout, int rows_a_group, LongRows<T> more, unsigned* faults) {
+  __shared__ Memory<T, N, C> memory;
+  __shared__ Looked<T> looked[block_threads];
+  const Member me(layout);
+  const int64_t begin = me.group * rows_a_group;
+  if (begin == 0 && (from.segments[0] != 0 || from.segments[from.n_unique] != from.n_occurrences))
+    note(faults, bad_offsets);
+  if (begin >= from.n_unique) return;
+  const int n = from.n_unique - begin < rows_a_group ? static_cast<int>(from.n_unique - begin) : rows_a_group;
+  if (static_cast<int>(me.lane) < n) looked[threadIdx.x] = look_up(from, taker, begin + me.lane, faults);
+  __syncwarp(me.mask);
+  for (int r = 0; r < n; ++r) {
+    const Looked<T>& its = looked[threadIdx.x - me.lane + r];
+    if (its.last < its.first) continue;
+    if (its.last - its.first > block_size) {
+      list_row(begin + r, its, layout, me, more, faults);
+      continue;
+    }
+    const auto before = taker.template ask<N, C>(its.row, layout, me);
+    Columns<T, N, C> sum = no_columns<T, N, C>();
+    add_occurrences<T, N, C>(from, its.first, its.last, its.head, layout, me, sum, faults);
+    taker.template take<N, C>(begin + r, its.row, before, sum, layout, me, memory.own(layout), faults);
   }
 }
 
@@ -170,19 +228,21 @@ __global__ void __launch_bounds__(block_threads, 1)
   const Write<T> write{more.sums};
   for (int64_t block = me.group; block < static_cast<int64_t>(more.counts[1]); block += n_groups) {
     Columns<T, N, C> sum = no_columns<T, N, C>();
-    add_occurrences<T, N, C>(from, more.blocks[block].first, more.blocks[block].last, layout, me, sum, faults);
-    write.template take<N, C>(block, sum, layout, me, nullptr, faults);
+    const auto [first, last] = more.blocks[block];
+    add_occurrences<T, N, C>(from, first, last, source_of(from, first, last, faults), layout, me, sum, faults);
+    write.template take<N, C>(block, block, {}, sum, layout, me, nullptr, faults);
   }
 }
 
 template <class T, int N, int C, class Taker>
 __global__ void __launch_bounds__(block_threads, 1)
     fold_rows(Occurrences<T> from, Taker taker, Layout layout, LongRows<T> more, unsigned* faults) {
-  __shared__ T memory[block_threads * N * C];
+  __shared__ Memory<T, N, C> memory;
   const Member me(layout);
   const int64_t n_groups = static_cast<int64_t>(gridDim.x) * layout.groups(blockDim.x);
   for (int64_t r = me.group; r < static_cast<int64_t>(more.counts[0]); r += n_groups) {
-    const int64_t u = more.rows[r].u, first = more.rows[r].first_block;
+    const int64_t u = more.rows[r].u, first = more.rows[r].first_block, row = taker.row_of(u);
+    const auto before = taker.template ask<N, C>(row, layout, me);
     const int64_t n_blocks = (from.segments[u + 1] - from.segments[u] + block_size - 1) / block_size;
     Columns<T, N, C> sum = no_columns<T, N, C>();
     for (int64_t b = first; b < first + n_blocks; ++b) {
@@ -192,24 +252,26 @@ __global__ void __launch_bounds__(block_threads, 1)
         if (column < layout.width) add(sum.part[c], load_anywhere<T, N>(more.sums + b * layout.width + column));
       }
     }
-    taker.template take<N, C>(u, sum, layout, me, own_memory<T, N, C>(memory, layout), faults);
+    taker.template take<N, C>(u, row, before, sum, layout, me, memory.own(layout), faults);
   }
 }
 
 template <class T, int N, int C, class Rows>
 __global__ void __launch_bounds__(block_threads, 1)
     step_rows(Step<T, Rows> step, const T* merged, Layout layout, unsigned* faults) {
-  __shared__ T memory[block_threads * N * C];
+  __shared__ Memory<T, N, C> memory;
   const Member me(layout);
   const int64_t u = me.group;
   if (u >= step.target.n_unique) return;
+  const int64_t row = step.row_of(u);
+  const auto before = step.template ask<N, C>(row, layout, me);
   Columns<T, N, C> g = no_columns<T, N, C>();
 #pragma unroll
   for (int c = 0; c < C; ++c) {
     const int64_t column = column_of<N>(layout, me, c);
     if (column < layout.width) g.part[c] = load_anywhere<T, N>(merged + u * layout.width + column);
   }
-  step.template take<N, C>(u, g, layout, me, own_memory<T, N, C>(memory, layout), faults);
+  step.template take<N, C>(u, row, before, g, layout, me, memory.own(layout), faults);
 }
 
 // Squared norms of rows of any width, a thread for each of their strided sums.
@@ -255,8 +317,11 @@ void sum_into(const Occurrences<T>& from, const Taker& taker, unsigned grid_y, c
   zero(counts.data(), 2 * sizeof(unsigned long long), queue.stream);
   // So that blocks of long rows are as few as there is room for.
   if (most_rows > 0) check_offsets(from.segments, from.n_unique, from.n_occurrences, queue);
-  launch("sum_rows", sum_rows<T, N, C, Taker>, from.n_unique / groups + 1, grid_y, block_threads, queue.stream, from,
-         taker, layout, more, queue.faults);
+  // No more than leave every multiprocessor its share.
+  const int64_t at_once = blocks_a_multiprocessor * multiprocessors() * groups;
+  const auto rows_a_group = static_cast<int>(std::clamp<int64_t>(from.n_unique / at_once, 1, layout.lanes));
+  launch("sum_rows", sum_rows<T, N, C, Taker>, from.n_unique / (groups * rows_a_group) + 1, grid_y, block_threads,
+         queue.stream, from, taker, layout, rows_a_group, more, queue.faults);
   if (most_rows == 0) return;
   const int64_t device_blocks = blocks_a_multiprocessor * multiprocessors();
   launch("sum_blocks", sum_blocks<T, N, C>, std::min(most_blocks / groups + 1, device_blocks), grid_y, block_threads,
@@ -301,7 +366,8 @@ __global__ void __launch_bounds__(block_threads, 1)
   for (int64_t d = threadIdx.x; d < to.width; d += blockDim.x) {
     Columns<T, 1, 1> g;
     g.part[0].x[0] = merged[u * to.width + d];
-    step_row<T, 1, 1>(to.rows, id, d, u, its, g, lone, alone, nullptr);
+    const Before<T, 1, 1> before = read_row<T, 1, 1>(to.rows, id, d, its, lone, alone);
+    step_row<T, 1, 1>(to.rows, id, d, u, its, before, g, lone, alone, nullptr);
   }
 }
 

@@ -102,6 +102,23 @@ template <class Word> void inclusive_sum(const Word* in, int64_t n, Word* out, c
 #endif
 }
 
+struct Larger {
+  __host__ __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a < b ? b : a; }
+};
+
+void inclusive_max(const uint32_t* in, int64_t n, uint32_t* out, const Queue& queue) {
+  require_few(n);
+  if (n == 0) return;
+#ifdef __CUDACC__
+  with_memory("cub::DeviceScan::InclusiveScan", n, queue.stream, [&](void* memory, size_t& bytes) {
+    return cub::DeviceScan::InclusiveScan(memory, bytes, in, out, Larger{}, n, queue.stream);
+  });
+#else
+  static_cast<void>(queue);
+  std::partial_sum(in, in + n, out, Larger{});
+#endif
+}
+
 #define HPCREC_SORT(KEY)                                                                              \
   template void sort_pairs(const KEY*, const uint32_t*, int64_t, int, KEY*, uint32_t*, const Queue&); \
   template void sort_numbered(const KEY*, int64_t, int, KEY*, uint32_t*, const Queue&);

@@ -24,5 +24,7 @@ void sort_numbered(const Key* keys, int64_t n, int bits, Key* sorted, uint32_t* 
 // out[i] = in[0] + ... + in[i], modulo 2^64; may be in place.
 // Of int64_t or uint32_t.
 template <class Word> void inclusive_sum(const Word* in, int64_t n, Word* out, const Queue& queue);
+// out[i] = the largest of in[0] ... in[i]; may be in place.
+void inclusive_max(const uint32_t* in, int64_t n, uint32_t* out, const Queue& queue);
 
 }  // namespace hpcrec::cuda
