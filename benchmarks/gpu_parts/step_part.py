@@ -1,8 +1,8 @@
 """A step of the embeddings of W1 and W2 beside torch's own tables on the same GPU. One part for each workload.
 
 Batch 65,536, tables and ids as ``_workloads.py`` has them (drawn on the device). The step is ids to rows of one block,
-pooled gather, group, and the optimizer's step by gradients that are given. torch has it in two ways, of which the faster
-counts: an ``EmbeddingBag(sparse=True)`` for each table, whose outputs are joined as ours lie, and
+pooled gather, group, and the optimizer's step by gradients that are given. torch has it in two ways, of which the
+faster counts: an ``EmbeddingBag(sparse=True)`` for each table, whose outputs are joined as ours lie, and
 ``torch.optim.Adagrad``; and one table for all, as it is written by hand, with ``embedding_bag``, ``unique``,
 ``index_add_`` (whose sums have no order of their own), and Adagrad over the distinct rows. Ours is Adagrad too in the
 case that is claimed, and row-wise Adagrad in another. ``gpu.step.*``: torch's time over ours.
@@ -108,17 +108,21 @@ class TorchJoined:
         pooled = torch.nn.functional.embedding_bag(self._index, self.rows, mode="sum")
         return pooled.view(n_tables, batch, -1).transpose(0, 1).reshape(batch, -1)
 
-    def step(self, ids_TBP: torch.Tensor, gradient: torch.Tensor) -> None:
-        """From ids and the gradient of the vectors to stepped rows."""
-        self.forward(ids_TBP)
-        n_tables, batch, pooling = ids_TBP.shape
-        of_bags = gradient.view(batch, n_tables, -1).transpose(0, 1).reshape(n_tables * batch, -1)
+    def backward(self, gradient: torch.Tensor) -> None:
+        """Steps the rows by the gradient of the vectors."""
+        batch, (n_bags, pooling) = len(gradient), self._index.shape
+        of_bags = gradient.view(batch, n_bags // batch, -1).transpose(0, 1).reshape(n_bags, -1)
         unique, inverse = torch.unique(self._index.view(-1), return_inverse=True)
         summed = torch.zeros((len(unique), self.rows.shape[1]), device=self.rows.device)
         summed.index_add_(0, inverse, of_bags.repeat_interleave(pooling, 0))
         state = self._state[unique].addcmul_(summed, summed)
         self._state[unique] = state
         self.rows[unique] = self.rows[unique].addcdiv_(summed, state.sqrt_().add_(EPS), value=-LR)
+
+    def step(self, ids_TBP: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Both."""
+        self.forward(ids_TBP)
+        self.backward(gradient)
 
 
 class Tower:
@@ -142,8 +146,8 @@ class Tower:
             logits = self.mlp(torch.cat([pooled, dots.flatten(1).float()], 1))
         return torch.nn.functional.binary_cross_entropy_with_logits(logits.float(), self.label)
 
-    def whole_ours(self, tables: Ours, ids: torch.Tensor) -> None:
-        """A step of the tower over our tables."""
+    def whole(self, tables: Ours | TorchJoined, ids: torch.Tensor) -> None:
+        """A step of the tower over tables that are in one."""
         self.optimizer.zero_grad()
         pooled = tables.forward(ids).detach().requires_grad_()
         self.loss(pooled).backward()
@@ -152,7 +156,7 @@ class Tower:
         tables.backward(pooled.grad)
 
     def whole_torch(self, tables: Torch, ids: torch.Tensor) -> None:
-        """The same over torch's."""
+        """The same over torch's modules."""
         self.optimizer.zero_grad()
         tables.backward(self.loss(tables.forward(ids)), None)
         self.optimizer.step()
@@ -206,22 +210,24 @@ def measure(machine: Machine, name: str) -> Found:
     ours, rowwise = (Ours(machine, workload, tables, spec) for spec in (ADAGRAD, ROWWISE))
     theirs, joined = Torch(tables), TorchJoined(tables)
     gradient = 0.01 * machine.normal(*ours.pooled.shape)
-    towers = [Tower(machine, len(tables), workload.width, workload.batch) for _ in range(2)]
+    towers = [Tower(machine, len(tables), workload.width, workload.batch) for _ in range(3)]
     said = f"batch {workload.batch:,}, {ids.numel():,} ids, {len(ours.rows):,} rows of {workload.width}"
     if not machine.emulated and workload.batch < BATCH:
         said += ", a smaller batch than asked for, to fit"
     runs = {
         "Adagrad": partial(ours.step, ids, gradient),
         "row-wise Adagrad": partial(rowwise.step, ids, gradient),
-        "Adagrad, with a tower": partial(towers[0].whole_ours, ours, ids),
+        "Adagrad, with a tower": partial(towers[0].whole, ours, ids),
         "torch": partial(theirs.step, ids, gradient),
         "torch, one table": partial(joined.step, ids, gradient),
         "torch, with a tower": partial(towers[1].whole_torch, theirs, ids),
+        "torch, one table, with a tower": partial(towers[2].whole, joined, ids),
     }
     works = {f"{name} {kind}": Work(run=run, n_ids=ids.numel(), work=said) for kind, run in runs.items()}
     timed = machine.time(works)
-    plain = min((f"{name} torch", f"{name} torch, one table"), key=timed.rounds.median)
-    whole = f"{name} torch, with a tower"
+    ways = f"{name} torch", f"{name} torch, one table"
+    plain = min(ways, key=timed.rounds.median)
+    whole = min((f"{way}, with a tower" for way in ways), key=timed.rounds.median)
     peers = {case: None if "torch" in case else whole if "tower" in case else plain for case in cases(name)}
     found.rows = [timed.row(case, peer) for case, peer in peers.items()]
     found.values[f"gpu.step.{name.lower()}"] = timed.times(f"{name} Adagrad", plain)

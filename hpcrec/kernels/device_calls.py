@@ -5,7 +5,7 @@ what was written back. Work is in the order of torch's current stream. Arrays ar
 between in the driver's pool. Knows which arguments a kernel writes; nothing of what it computes.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -85,13 +85,15 @@ WRITTEN = {
 class _Given:
     """A tensor as a kernel takes it: torch's own way to a capsule looks into streams first, which the kernel's is."""
 
-    __slots__ = ("_tensor", "_to_dlpack")
+    __slots__ = ("_tensor",)
 
-    def __init__(self, tensor: "Tensor", to_dlpack: Callable[["Tensor"], Any]) -> None:
-        self._tensor, self._to_dlpack = tensor, to_dlpack
+    def __init__(self, tensor: "Tensor") -> None:
+        self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
-        return self._to_dlpack(self._tensor)
+        import torch
+
+        return torch.to_dlpack(self._tensor)  # type: ignore[attr-defined]
 
 
 class DeviceCalls(DeviceMemory):
@@ -127,7 +129,6 @@ class DeviceCalls(DeviceMemory):
             It refused something; within ``together`` that is told later.
         """
         import torch
-        from torch.utils.dlpack import to_dlpack
 
         module = self.module()
         calls = getattr(self._local, "calls", None)
@@ -135,8 +136,8 @@ class DeviceCalls(DeviceMemory):
             there = [self._there(a) for a in args]
             faults = self._tensor(1, np.int32).zero_() if calls is None else self._local.faults
             stream = torch.cuda.current_stream().cuda_stream if self._place != "cpu" else 0
-            given = [_Given(a, to_dlpack) if isinstance(a, torch.Tensor) else a for a in there]
-            returned = getattr(module, name)(*given, stream, _Given(faults, to_dlpack))
+            given = [_Given(a) if isinstance(a, torch.Tensor) else a for a in there]
+            returned = getattr(module, name)(*given, stream, _Given(faults))
         if calls is None:
             _refuse(name, int(faults.item()))  # waits for the kernel
         else:
@@ -152,16 +153,15 @@ class DeviceCalls(DeviceMemory):
         For kernels that can refuse no contents, whose wrapper here looks at shapes and types as ``kernels`` does.
         """
         import torch
-        from torch.utils.dlpack import to_dlpack
 
         module = self.module()
-        given = [_Given(tensor, to_dlpack) for tensor in tensors]
+        given = [_Given(tensor) for tensor in tensors]
         faults = torch.empty(1, dtype=torch.int32, device=tensors[0].device)  # such a kernel leaves it alone
         if self._place == "cpu":
-            getattr(module, name)(*given, 0, _Given(faults, to_dlpack))
+            getattr(module, name)(*given, 0, _Given(faults))
             return
         with torch.cuda.device(tensors[0].device):
-            getattr(module, name)(*given, torch.cuda.current_stream().cuda_stream, _Given(faults, to_dlpack))
+            getattr(module, name)(*given, torch.cuda.current_stream().cuda_stream, _Given(faults))
 
     def _there(self, given: Any) -> Any:
         if isinstance(given, DeviceArray):
