@@ -14,6 +14,7 @@ key=$({
   mpicc --version | head -1; mpirun --version | head -2
   [ -x "$VIRTUAL_ENV/bin/mpicc" ] && echo "MPI wheel" || { command -v mpicc; mpicc -show; }
   "${CXX:-c++}" --version | head -1
+  echo "${CXXFLAGS:-} ${HOROVOD_GPU_OPERATIONS:-}"
   sha256sum < "$0"
 } | sha256sum | cut -c1-16)
 
@@ -28,7 +29,7 @@ if [ -z "$wheel" ]; then
   sed -i 's/CMAKE_CXX_STANDARD 14/CMAKE_CXX_STANDARD 20/' \
     "$work/horovod-$version/CMakeLists.txt" "$work/horovod-$version/horovod/torch/CMakeLists.txt"
   log=$work/build.log
-  # Headers that it takes from others, and that those of GCC 13 do not bring along.
+  # Horovod uses cstdint and string without including them; GCC 13's other headers no longer bring them along.
   if ! (cd "$work" && CXXFLAGS="-include cstdint -include string ${CXXFLAGS:-}" \
         HOROVOD_WITH_PYTORCH=1 HOROVOD_WITH_MPI=1 \
         HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \

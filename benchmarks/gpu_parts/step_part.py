@@ -100,6 +100,7 @@ class TorchJoined:
         self._state = torch.zeros_like(self.rows)
         heights = torch.tensor([0, *(len(t) for t in tables[:-1])], device=self.rows.device)
         self._bases = heights.cumsum(0)[:, None, None]
+        self._index = torch.empty((0, 0))
 
     def forward(self, ids_TBP: torch.Tensor) -> torch.Tensor:
         """Vectors [B, tables x width]."""

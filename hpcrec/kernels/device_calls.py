@@ -83,11 +83,21 @@ WRITTEN = {
 
 
 class _Given:
-    """A tensor as a kernel takes it: torch's own way to a capsule looks into streams first, which the kernel's is."""
+    """A tensor as a kernel takes it. What torch's ``__dlpack__`` looks at in Python, for microseconds, is known here.
+
+    Raises
+    ------
+    ValueError
+        It is on another device than where the kernel notes faults, or torch is to find its gradient.
+    """
 
     __slots__ = ("_tensor",)
 
-    def __init__(self, tensor: "Tensor") -> None:
+    def __init__(self, tensor: "Tensor", faults: "Tensor") -> None:
+        if tensor.device != faults.device:
+            raise ValueError(f"an array is on {tensor.device}; the kernel runs on {faults.device}")
+        if tensor.requires_grad:
+            raise ValueError("a tensor has requires_grad; torch would not know what a kernel does to it: detach it")
         self._tensor = tensor
 
     def __dlpack__(self, **_: Any) -> Any:
@@ -136,8 +146,8 @@ class DeviceCalls(DeviceMemory):
             there = [self._there(a) for a in args]
             faults = self._tensor(1, np.int32).zero_() if calls is None else self._local.faults
             stream = torch.cuda.current_stream().cuda_stream if self._place != "cpu" else 0
-            given = [_Given(a) if isinstance(a, torch.Tensor) else a for a in there]
-            returned = getattr(module, name)(*given, stream, _Given(faults))
+            given = [_Given(a, faults) if isinstance(a, torch.Tensor) else a for a in there]
+            returned = getattr(module, name)(*given, stream, _Given(faults, faults))
         if calls is None:
             _refuse(name, int(faults.item()))  # waits for the kernel
         else:
@@ -155,13 +165,13 @@ class DeviceCalls(DeviceMemory):
         import torch
 
         module = self.module()
-        given = [_Given(tensor) for tensor in tensors]
         faults = torch.empty(1, dtype=torch.int32, device=tensors[0].device)  # such a kernel leaves it alone
+        given = [_Given(tensor, faults) for tensor in tensors]
         if self._place == "cpu":
-            getattr(module, name)(*given, 0, _Given(faults))
+            getattr(module, name)(*given, 0, _Given(faults, faults))
             return
         with torch.cuda.device(tensors[0].device):
-            getattr(module, name)(*given, torch.cuda.current_stream().cuda_stream, _Given(faults))
+            getattr(module, name)(*given, torch.cuda.current_stream().cuda_stream, _Given(faults, faults))
 
     def _there(self, given: Any) -> Any:
         if isinstance(given, DeviceArray):

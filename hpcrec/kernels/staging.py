@@ -2,7 +2,8 @@
 
 A device's copy engine reads and writes pinned memory alone; what lies elsewhere, as messages do, is copied to or from
 such memory first. With two buffers the processor fills (or empties) one while the engine is at the other. Buffers are
-the calling thread's, so that the thread that runs ahead does not wait for the step. Knows bytes.
+the calling thread's, so that the thread that runs ahead does not wait for the step. The processor's copies are by as
+many threads as torch has, whatever ``kernels.set_threads`` says. Knows bytes.
 """
 
 import threading
@@ -54,11 +55,19 @@ class Staging:
             buffer.used()
 
     def to_host(self, there: "Tensor", host: NDArray[Any]) -> None:
-        """Copies an array of the device to a contiguous one of as many bytes; waits for what is queued before it."""
+        """Copies an array of the device to a contiguous one of as many bytes; waits for what is queued before it.
+
+        Raises
+        ------
+        ValueError
+            It cannot be written.
+        """
         import torch
 
         if not host.nbytes:
             return
+        if not host.flags.writeable:
+            raise ValueError("the array of the host that a device's array is copied to is read-only")
         source, target = there.reshape(-1).view(torch.uint8), host.reshape(-1).view(np.uint8)
         if host.nbytes <= self._small:
             target[:] = source.cpu().numpy()
@@ -93,20 +102,19 @@ class _Buffer:
         self._done = torch.cuda.Event() if pins else None
 
     def fill(self, part: NDArray[np.uint8]) -> None:
-        self._copy(part, to_host=False)
-
-    def empty(self, part: NDArray[np.uint8]) -> None:
-        self._copy(part, to_host=True)
-
-    def _copy(self, part: NDArray[np.uint8], *, to_host: bool) -> None:
-        """By torch's threads, of which one alone fills no bus; torch takes no array that cannot be written."""
+        """Takes a copy, with torch's threads: one alone fills no bus."""
         import torch
 
         if part.flags.writeable:
-            here, there = torch.from_numpy(part), self.tensor[: len(part)]
-            here.copy_(there) if to_host else there.copy_(here)
-        else:
+            self.tensor[: len(part)].copy_(torch.from_numpy(part))
+        else:  # torch takes no such array
             np.copyto(self.bytes[: len(part)], part)
+
+    def empty(self, part: NDArray[np.uint8]) -> None:
+        """Gives what it has, likewise."""
+        import torch
+
+        torch.from_numpy(part).copy_(self.tensor[: len(part)])
 
     def used(self) -> None:
         if self._done is not None:

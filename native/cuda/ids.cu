@@ -39,8 +39,8 @@ __global__ void __launch_bounds__(block_threads, 1)
   if (high) atomicOr(bits + 1, high);
 }
 
-// The number of each bag that is not empty, where it begins: what is behind, up to the next, is of that bag. Offsets
-// that are none are somebody else's to note.
+// The number of each bag that is not empty, where it begins: what is behind, up to the next, is of that bag. Bad
+// offsets are noted by check_offsets.
 __global__ void __launch_bounds__(block_threads, 1)
     mark_bags(const int64_t* offsets, int64_t n_bags, int64_t n, uint32_t* bags) {
   const int64_t b = this_thread();

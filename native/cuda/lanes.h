@@ -57,11 +57,23 @@ template <class T, int N> __device__ __forceinline__ Pack<T, N> zeros() {
   for (int i = 0; i < N; ++i) pack.x[i] = T{0};
   return pack;
 }
+// On the host as bytes: where an unaligned way is beside it (load_anywhere), GCC 13 merges the two and takes both for
+// aligned.
 template <class T, int N> __device__ __forceinline__ Pack<T, N> load(const T* from) {
+#ifdef HPCREC_EMULATED
+  Pack<T, N> pack;
+  std::memcpy(&pack, from, sizeof pack);
+  return pack;
+#else
   return *reinterpret_cast<const Pack<T, N>*>(from);
+#endif
 }
 template <class T, int N> __device__ __forceinline__ void store(T* to, const Pack<T, N>& pack) {
+#ifdef HPCREC_EMULATED
+  std::memcpy(to, &pack, sizeof pack);
+#else
   *reinterpret_cast<Pack<T, N>*>(to) = pack;
+#endif
 }
 // The same to the device's own memory, in one instruction: where each element was chosen before, nvcc stores them one
 // by one, and a warp then writes every line four times.
@@ -76,14 +88,8 @@ template <class T, int N> __device__ __forceinline__ void store_at_once(T* to, c
 #endif
   store<T, N>(to, pack);
 }
-// The same where a vector may begin at any element. On the host as bytes: GCC 13 takes the two ways, which read the
-// same elements, for one, and that for an aligned one.
+// The same where a vector may begin at any element.
 template <class T, int N> __device__ __forceinline__ Pack<T, N> load_anywhere(const T* from) {
-#ifdef HPCREC_EMULATED
-  Pack<T, N> bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return bytes;
-#else
   if constexpr (N > 1) {
     if (reinterpret_cast<uintptr_t>(from) % sizeof(Pack<T, N>) != 0) {
       Pack<T, N> pack;
@@ -93,12 +99,8 @@ template <class T, int N> __device__ __forceinline__ Pack<T, N> load_anywhere(co
     }
   }
   return load<T, N>(from);
-#endif
 }
 template <class T, int N> __device__ __forceinline__ void store_anywhere(T* to, const Pack<T, N>& pack) {
-#ifdef HPCREC_EMULATED
-  std::memcpy(to, &pack, sizeof pack);
-#else
   if constexpr (N > 1) {
     if (reinterpret_cast<uintptr_t>(to) % sizeof(Pack<T, N>) != 0) {
 #pragma unroll
@@ -107,7 +109,6 @@ template <class T, int N> __device__ __forceinline__ void store_anywhere(T* to, 
     }
   }
   store<T, N>(to, pack);
-#endif
 }
 // The same in packs of 16 bytes, which a vector may begin on where a larger pack may not.
 template <class T, int N> __device__ __forceinline__ void store_packs(T* to, const Pack<T, N>& pack) {

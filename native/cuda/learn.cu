@@ -1,6 +1,6 @@
 // Gradients of occurrences summed by row, and the optimizers' step, on the device.
 //
-// A group of lanes takes a row after the other. Rows of more than block_size occurrences are put on a list instead,
+// A group of lanes takes one row after the other. Rows of more than block_size occurrences are put on a list instead,
 // with the blocks that their sums are made of; a second kernel sums the blocks, wherever a group is free, and a third
 // folds each such row's blocks in order. So the bits are those of the definition, whatever the device and however hot a
 // row.
@@ -16,9 +16,9 @@
 namespace hpcrec::cuda {
 namespace {
 
-constexpr int added_ahead = 2;  // that a lane asks for before it adds the first of them
-// Blocks that a multiprocessor has room for at least, by the registers of their threads: what bounds sums of rows is
-// how many of them are waited for at a time.
+constexpr int added_ahead = 2;  // gradients that a lane asks for before it adds the first of them
+// Blocks that a multiprocessor has room for at least, by the registers of their threads: a kernel that sums rows is
+// bound by how many rows it waits for at a time.
 template <class T, int C> constexpr int least_blocks = C > 2 ? 1 : C > 1 ? 2 : sizeof(T) == 4 ? 4 : 3;
 constexpr int64_t most_parts = 4;  // packs of a row that a lane holds; wider rows are merged first, then stepped
 constexpr int64_t blocks_a_multiprocessor = 8;
@@ -148,7 +148,7 @@ template <class T, int N, int C> struct Memory {
   Pack<T, N> packs[block_threads * C];
 
   __device__ __forceinline__ T* own(const Layout& layout) {
-    return packs[threadIdx.x / layout.lanes * layout.lanes * C].x;
+    return reinterpret_cast<T*>(packs + threadIdx.x / layout.lanes * layout.lanes * C);
   }
 };
 
@@ -317,9 +317,9 @@ void sum_into(const Occurrences<T>& from, const Taker& taker, unsigned grid_y, c
   zero(counts.data(), 2 * sizeof(unsigned long long), queue.stream);
   // So that blocks of long rows are as few as there is room for.
   if (most_rows > 0) check_offsets(from.segments, from.n_unique, from.n_occurrences, queue);
-  // No more than leave every multiprocessor its share.
+  // A group takes so few that every multiprocessor still has its share of blocks.
   const int64_t at_once = blocks_a_multiprocessor * multiprocessors() * groups;
-  const auto rows_a_group = static_cast<int>(std::clamp<int64_t>(from.n_unique / at_once, 1, layout.lanes));
+  const auto rows_a_group = static_cast<int>(std::clamp<int64_t>(from.n_unique * grid_y / at_once, 1, layout.lanes));
   launch("sum_rows", sum_rows<T, N, C, Taker>, from.n_unique / (groups * rows_a_group) + 1, grid_y, block_threads,
          queue.stream, from, taker, layout, rows_a_group, more, queue.faults);
   if (most_rows == 0) return;

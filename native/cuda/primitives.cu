@@ -21,10 +21,14 @@ __global__ void __launch_bounds__(block_threads, 1) count_up(uint32_t* out, int6
   if (i < n) out[i] = static_cast<uint32_t>(i);
 }
 
+struct Larger {
+  __host__ __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a < b ? b : a; }
+};
+
 // CUB of CUDA before 12.8 scans no more; numbers are of 32 bits.
 void require_few(int64_t n) {
   if (n >= int64_t{1} << 31)
-    throw std::runtime_error(std::to_string(n) + " values to sort or add up; a device takes fewer than 2^31 at a time");
+    throw std::runtime_error(std::to_string(n) + " values to sort or scan; a device takes fewer than 2^31 at a time");
 }
 
 __global__ void __launch_bounds__(block_threads, 1)
@@ -101,10 +105,6 @@ template <class Word> void inclusive_sum(const Word* in, int64_t n, Word* out, c
   std::partial_sum(words, words + n, sums);
 #endif
 }
-
-struct Larger {
-  __host__ __device__ uint32_t operator()(uint32_t a, uint32_t b) const { return a < b ? b : a; }
-};
 
 void inclusive_max(const uint32_t* in, int64_t n, uint32_t* out, const Queue& queue) {
   require_few(n);

@@ -193,3 +193,21 @@ def test_copies_are_whole_whatever_their_size(name: str, n: int) -> None:
     host[:] = 0  # it may change
     staging.to_host(there, back)
     assert_same_bits(back, wanted)
+    fixed = wanted.copy()
+    fixed.flags.writeable = False
+    there.zero_()
+    staging.to_device(fixed, there)
+    assert_same_bits(there.cpu().numpy(), wanted)
+    if n:
+        with pytest.raises(ValueError, match="read-only"):
+            staging.to_host(there, fixed)
+
+
+@on_devices
+def test_tensors_that_a_kernel_may_not_have_are_refused(name: str) -> None:
+    device = kernels.device(name)  # type: ignore[arg-type]
+    rows = DeviceArray(device, device.zeros((2, 3), np.float32).tensor.requires_grad_())
+    elsewhere = DeviceArray(device, torch.zeros((2, 3), device="meta"))
+    for given, message in ((rows, "requires_grad"), (elsewhere, "on meta; the kernel runs on")):
+        with pytest.raises(ValueError, match=message):
+            device.call("to_half_rows", given, 0, device.zeros((2, 3), np.uint16), 0, False, 0)

@@ -1,4 +1,5 @@
-"""Kernels of devices on arrays past 2^31 elements, and at every width that the project promises, beside the host's."""
+"""Kernels of devices on arrays past 2^31 elements, on as many rows as it takes for a group of lanes to have several,
+and at every width that the project promises, beside the host's."""
 
 from typing import Any
 
@@ -90,3 +91,47 @@ def test_every_promised_width_has_the_bits_of_the_host(name: str, width: int, id
         kernels.merge_update(SPEC, there, {"accumulator": state}, grouping, put(gradients), put(starts), lr=0.1, step=1)
         found.append(tuple(np.asarray(a) for a in (there, state, out, *grouping)))
     assert_same_bits(found[1], found[0])
+
+
+def many_rows(name: str, width: int) -> tuple[Any, Any, Any]:
+    """So many distinct rows that a group of lanes takes several, three of them in more than one block: ids, gradients,
+    and where each id's begins. A GPU has some hundred multiprocessors, the emulator two."""
+    n_rows = 3000 if name == "emulated" else 150_000
+    rng = np.random.default_rng(width)
+    hot = rng.choice(n_rows, 3, replace=False)
+    ids = rng.permutation(np.r_[rng.permutation(n_rows), np.repeat(hot, 200)]).astype(np.int64)
+    return ids, rng.normal(size=ids.size * width).astype(np.float32), rng.permutation(ids.size) * width
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("width", [1, 4, 16, 64, 128, 260])
+def test_a_group_of_lanes_takes_several_rows(name: str, width: int) -> None:
+    ids, gradients, starts = many_rows(name, width)
+    before = np.random.default_rng(1).normal(size=(ids.max() + 1, width)).astype(np.float32)
+    found: dict[str, list[Any]] = {}
+    for backend in ("native", name):
+        kernels.use(backend)  # type: ignore[arg-type]
+        grouping = kernels.group(ids)
+        found[backend] = [kernels.merge(grouping, gradients, starts, width)]
+        for optimizer in ("rowwise_adagrad", "adagrad"):
+            spec, rows = OptimizerSpec(name=optimizer, eps=1e-6), before.copy()
+            states = kernels.initial_states(spec, *rows.shape, rows.dtype)
+            kernels.merge_update(spec, rows, states, grouping, gradients, starts, lr=0.1, step=1)
+            found[backend] += [rows, *states.values()]
+    kernels.use("native")
+    assert_same_bits(tuple(found[name]), tuple(found["native"]))
+
+
+@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize(("what", "message"), [("segments", "segments"), ("order", "source that is not there"),
+                                               ("unique", "outside the table")])  # fmt: skip
+def test_what_is_wrong_with_one_of_a_group_s_rows_is_refused(name: str, what: str, message: str) -> None:
+    ids, gradients, starts = many_rows(name, 16)
+    device = kernels.device(name)  # type: ignore[arg-type]
+    grouping = {field: array.copy() for field, array in kernels.group(ids)._asdict().items()}
+    middle = grouping[what].size // 2 + 3
+    grouping[what][middle] = {"segments": 0, "order": ids.size, "unique": ids.size}[what]
+    rows, states = device.zeros((ids.size, 16), np.float32), {"accumulator": device.zeros(ids.size, np.float32)}
+    given = kernels.Grouping(**{field: device.array(array) for field, array in grouping.items()})
+    with pytest.raises(ValueError, match=message):
+        kernels.merge_update(SPEC, rows, states, given, device.array(gradients), device.array(starts), lr=0.1, step=1)
