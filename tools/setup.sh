@@ -97,7 +97,7 @@ if ! done_already requirements "$requirements"; then
   mark requirements "$requirements"
 fi
 
-horovod=$(digest tools/horovod.sh <(echo "$requirements"))
+horovod=$(digest tools/horovod.sh <(echo "$requirements ${CXXFLAGS:-} ${HOROVOD_GPU_OPERATIONS:-}"))
 if ! done_already horovod "$horovod"; then
   "$tools/horovod.sh"
   mark horovod "$horovod"
