@@ -5,32 +5,47 @@ Knows nothing of what is in them.
 
 import contextlib
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Self
 
+from hpcrec.again import refused
 from hpcrec.errors import OutputError, UnreadableError
+
+_TEMPORARY = re.compile(r"^\.(.+)\.\d+\.part$")  # see `temporary_beside`
 
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """What the disk refuses inside becomes an `OutputError` that names `path`."""
+    """What the disk refuses inside becomes an `OutputError` that names `path`, as it is to be called (`settled`)."""
     try:
         yield
     except (OutputError, UnreadableError):  # which name what they are of
         raise
-    except (OSError, RuntimeError) as error:  # HDF5 reports some failures of the disk as RuntimeError
+    except (OSError, RuntimeError, KeyError) as error:  # HDF5 and h5py report some failures of the disk as the others
+        if isinstance(error, KeyError) and refused(error) is None:
+            raise
         reason = getattr(error, "strerror", None) or " ".join(str(error).split())  # HDF5's have several lines
+        of = getattr(error, "filename", None)
+        if isinstance(of, str) and settled(Path(of)) != settled(path):  # of another file, or folder, in it
+            reason = f"{reason}: {settled(Path(of))}"
         raise OutputError(
-            f"{path}: cannot be written ({reason}). Free space there, or choose another folder that can be written."
+            f"{settled(path)}: cannot be written ({reason}). Free space there, or choose another folder that can be "
+            "written."
         ) from error
 
 
 def temporary_beside(path: Path) -> Path:
     """Name in the same folder under which `path` is written; one a process, so that two writers do not meet."""
     return path.with_name(f".{path.name}.{os.getpid()}.part")
+
+
+def settled(path: Path) -> Path:
+    """The name that a path has once neither it nor a folder of it is written under a temporary name any more."""
+    return Path(*(_TEMPORARY.sub(r"\1", part) for part in path.parts))
 
 
 @contextlib.contextmanager

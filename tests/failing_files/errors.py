@@ -5,6 +5,7 @@ Each case is a child of this process, which a crash or a hang ends alone. Prints
 
 import argparse
 import contextlib
+import faulthandler
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from tests.failing_files.known import known
 from tests.failing_files.library import CALLS, EMPTY, ERRORS, HITS, Control, Hit, kind_of
 
 LIMIT_S = 60  # of a case, which takes a tenth of a second
+DUMP_S = 10  # before that the stacks of a case that hangs are written down
 SAID = 3000  # bytes of what a case may say
 LOOK_S = 0.001
 
@@ -123,11 +125,13 @@ def attempt(scenario: Any, control: Control, case: Case, folder: Path) -> dict[s
 def in_child(work: Any) -> dict[str, Any]:
     """What ``work`` returns in a process of its own; how that ended where it returns nothing."""
     reading, writing = os.pipe()
+    stacks = tempfile.TemporaryFile()  # noqa: SIM115
     child = os.fork()
     if child == 0:
         os.close(reading)
         with contextlib.suppress(BaseException):
             signal.alarm(LIMIT_S)
+            faulthandler.dump_traceback_later(LIMIT_S - DUMP_S, file=stacks)
             found = json.dumps(work()).encode()
             while found:
                 found = found[os.write(writing, found) :]
@@ -136,9 +140,13 @@ def in_child(work: Any) -> dict[str, Any]:
     with os.fdopen(reading, "rb") as said:
         text = said.read()
     _, status = os.waitpid(child, 0)
+    with stacks:
+        stacks.seek(0)
+        where = stacks.read().decode(errors="replace")
     if status or not text:
         code = os.waitstatus_to_exitcode(status)
-        return {"raised": "", "wrong": [f"it hung for {LIMIT_S} s" if code == -signal.SIGALRM else f"crash: {code}"]}
+        hung = f"it hung for {LIMIT_S} s:\n{where}"
+        return {"raised": "", "wrong": [hung if code == -signal.SIGALRM else f"crash: {code}"]}
     return dict(json.loads(text))
 
 
@@ -206,6 +214,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     part, parts = map(int, args.share.split("/"))
+    # A child of a process that had threads of OpenMP waits for them for ever once it would compute with several: with
+    # one core neither does.
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, {cores[part % len(cores)]})
     seeded.install()
     with tempfile.TemporaryDirectory(prefix="hpcrec-failing-") as folder:
         bench = Bench(Path(folder), args.scenarios.split(","))
