@@ -61,7 +61,9 @@ class _Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _DROPPED = "with __import__('contextlib').suppress(OSError):"
 _PUBLISHED = "            files.publish(self.folder, self.step, self._claim, ranks.comes_on)\n"
 _PRUNED = """            best = (files.read_best(self.folder) or {}).get("step")
-            files.prune(self.folder, 0, [step for step in (self._base, best) if step is not None])
+            for step in files.steps_in(self.folder):
+                if step not in (self._base, best):
+                    files.remove_folder(files.step_folder(self.folder, step))
 """
 _FINISHED = """        for last in (self._flush_to_disk, self._raw.close):
             try:
@@ -112,7 +114,7 @@ FAULTS: dict[str, FileFault] = {
     ),)),
     "an attempt that is not noted": FileFault("errors", "notes", ((ATTEMPTS, "    with writing(path):\n", f"    {_DROPPED}\n"),)),
     "an error that names no file": FileFault("errors", "first,notes", ((
-        WHOLE, 'f"{path}: cannot be written ({reason}).', 'f"a file cannot be written ({reason}).',
+        WHOLE, 'f"{settled(path)}: cannot be written ({reason}).', 'f"a file cannot be written ({reason}).',
     ),)),
     "a read that is never tried again and is damage": FileFault("errors", "resume,damaged", ((
         AGAIN, "            if number is None or", "            if number is not None or",
