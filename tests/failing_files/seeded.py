@@ -61,8 +61,10 @@ class _Seeded(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 _DROPPED = "with __import__('contextlib').suppress(OSError):"
 _PUBLISHED = "            files.publish(self.folder, self.step, self._claim, ranks.comes_on)\n"
 _PRUNED = """            best = (files.read_best(self.folder) or {}).get("step")
+            kept = {self._base, best} - {None}
+            kept |= {files._base_step(self.folder, step) for step in kept}
             for step in files.steps_in(self.folder):
-                if step not in (self._base, best):
+                if step not in kept:
                     files.remove_folder(files.step_folder(self.folder, step))
 """
 _FINISHED = """        for last in (self._flush_to_disk, self._raw.close):
