@@ -95,6 +95,7 @@ def attempt(scenario: Any, control: Control, case: Case, folder: Path) -> dict[s
     error: BaseException | None = None
     warnings.simplefilter("ignore")
     scenario.one_write = case.call == "write" and not case.on
+    scenario.closes = case.call == "close"
     control.arm(case.call, case.n, case.error, on=case.on)
     try:
         scenario.act(folder)

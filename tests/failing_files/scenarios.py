@@ -40,9 +40,12 @@ class Scenario(ABC):
     ----------
     one_write : bool
         What fails in this case is one write, and nothing else.
+    closes : bool
+        What fails are closes.
     """
 
     one_write = False
+    closes = False
 
     @abstractmethod
     def begin(self, folder: Path) -> None:

@@ -19,9 +19,8 @@ from tests.simulated.faults import FAULTS
 ROOT = Path(__file__).resolve().parents[2]
 FEW = {"commit": 100, "claim": 60, "prepare": 30, "stall": 30, "restart": 40}
 TWICE = 3  # of these
-RARE = {
-    "the token not looked at again after a rename": 30_000
-}  # schedules of the soak that may be drawn until it is met
+# Schedules that may be drawn until a fault is met.
+RARE = {"the token not looked at again after a rename": 30_000}
 SOAK = {"commit": 50_000, "claim": 40_000, "prepare": 8_000, "stall": 8_000, "restart": 24_000}
 AT_ONCE = 2  # processes of a scenario's soak
 DISTINCT = 0.8  # of these; the others repeat, or nothing that was drawn for them took effect
