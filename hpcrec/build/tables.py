@@ -258,7 +258,7 @@ def make_offers(
         learned=topology.groups == 1,
         kept=_kept_form(config),
         added=_added(families, topology) - one_hot if adds else frozenset(),
-        merged=_merged(families, topology) if adds else frozenset(),
+        merged=_merged(families, topology) if adds and not thresholded else frozenset(),
     )
     every = tables_in(sets, tables)
     _check_names(every)
@@ -298,7 +298,7 @@ def _hosts_add(config: Config, topology: Topology, levels: bool | None) -> bool:
     by_levels = config.exchange.may_level if levels is None else levels
     if not by_levels or parts or not 1 < topology.n_hosts < topology.size:
         return False
-    return config.exchange.reduce != "dense" and config.exchange.codec != "dct"
+    return config.exchange.reduce != "dense"
 
 
 def _added(families: Sequence[Family], topology: Topology) -> frozenset[str]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
 from hpcrec.comm.world import World
+from hpcrec.exchange import verdict
 from hpcrec.exchange.bags import Received
-from hpcrec.exchange.codec import Codec, Elementwise
+from hpcrec.exchange.codec import Codec, Elementwise, Kept
 from hpcrec.exchange.dense_side import Asked
 from hpcrec.exchange.host_rows import HostRows
 from hpcrec.exchange.host_sums import Added, HostSums
@@ -27,11 +28,12 @@ from hpcrec.types import Floats, Ints
 
 @dataclass(kw_only=True)
 class HostPassage(Passage):
-    """One step's messages; ``added`` where owners add, ``None`` where none does."""
+    """One step's messages; ``added`` where owners add, ``kept`` where not all elements cross, else None."""
 
     asked: Asked | None
     served: Served | None
     added: Added | None
+    kept: Kept | None = None
 
 
 class BetweenHosts:
@@ -62,8 +64,8 @@ class BetweenHosts:
     def __init__(
         self, world: World, layout: Layout, dtype: np.dtype[Any], codec: Codec, teller: int, rows: HostRows | None
     ) -> None:
-        assert isinstance(codec, Elementwise), "nothing is added with another"
-        self._codec, self._dtype, self._rows = codec, np.dtype(dtype), rows
+        assert rows is None or isinstance(codec, Elementwise), "no row is thresholded"
+        self._codec, self._dtype, self._rows, self._teller = codec, np.dtype(dtype), rows, teller
         self._sums = HostSums(world, layout, dtype, codec, teller) if layout.added else None
         self._none_R = np.zeros(world.topology.size, np.int64)
         self._told_R = UNIT_BYTES * (np.arange(world.topology.size) == teller)
@@ -91,11 +93,12 @@ class BetweenHosts:
             return flat
         asked, served = passage.asked, passage.served
         sent_R, message = self._none_R if served is None else served.value_bytes_R, flat
+        spans = None if served is None else served.spans
         if self._sums is not None and passage.added is not None:
             summed = self._sums.sum(passage.added, flat, train=train)
-            message, sent_R = summed or (flat[: int(sent_R.sum()) // flat.itemsize], sent_R)
+            message, sent_R, spans = summed or (flat[: int(sent_R.sum()) // flat.itemsize], sent_R, spans)
         due_R = self._none_R if asked is None else asked.crossing_bytes_R[0]
-        came = self._codec.alltoallv(message, sent_R.copy(), due_R.copy(), "values")
+        came, passage.kept = self._codec.values(message, sent_R.copy(), due_R.copy(), spans, train=train)
         if self._rows is not None and asked is not None and asked.together is not None:
             return self._rows.forward(asked.together, came)
         return came
@@ -110,10 +113,14 @@ class BetweenHosts:
         sent_R = self._none_R if asked is None else asked.crossing_bytes_R[1]
         due_R = self._told_R if served is None else served.gradient_bytes_R
         crossing = None if sums is None or added is None else sums.crossing(added)
-        behind = behind_bytes
+        behind, verdict_in = behind_bytes, 0 if served is None else served.verdict_in
         if crossing is not None:
-            due_R, behind = crossing.bytes_R, 0
-        came = self._codec.alltoallv(flat, sent_R.copy(), due_R.copy(), "gradients", behind)
+            due_R, behind, verdict_in = crossing.bytes_R, 0, crossing.verdict_in
+        kept = passage.kept
+        if kept is not None:
+            heard = {} if self._teller < 0 else {self._teller: verdict_in}
+            kept = verdict.kept_with(kept, {} if asked is None else asked.told, heard)
+        came = self._codec.gradients(flat, sent_R.copy(), due_R.copy(), behind, kept)
         if sums is None or added is None:
             return came
         return sums.part(added, came, crossing, lambda bytes_R: self.message(bytes_R, behind_bytes))

@@ -9,8 +9,9 @@
 An owner gathers its messages as if it sent them itself. From them come what it gives to roots, through its host's
 windows, and the messages that cross: those hold sums, where this owner is their root, and nothing where another one is.
 Gradients take the same way back. So vectors are whole when they are added, and a codec writes each message that crosses
-once. Which bags a member has parts of it says with them; how many a root sends, dense ranks know by themselves. This is
-the owners' half of ``between_hosts``. Knows places of vectors in messages; does not know where they come from.
+once; one that chooses elements chooses of sums, by thresholds of the owner that sends them. Which bags a member has
+parts of it says with them; how many a root sends, dense ranks know by themselves. This is the owners' half of
+``between_hosts``. Knows places of vectors in messages; does not know where they come from.
 
 Legend: ``P`` dense ranks that ask, ``E`` entries of this owner, ``S`` its streams, ``C`` cells (what a dense rank asks
 of an entry) whose vectors are added, ``Q`` streams of cells, ``V`` vectors.
@@ -26,11 +27,11 @@ from numpy.typing import NDArray
 from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.world import World
 from hpcrec.exchange.bags import Received, cumulative, ranges
-from hpcrec.exchange.codec import Codec, Elementwise
+from hpcrec.exchange.codec import Codec
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.roots import Roots
 from hpcrec.exchange.vectors import move_vectors
-from hpcrec.exchange.work import Served
+from hpcrec.exchange.work import Served, Spans
 from hpcrec.types import Floats, Ints
 
 _HEAD = np.dtype(np.int32)
@@ -115,14 +116,18 @@ class Places:
         First element behind them.
     bytes_R : int64 [R]
         Of each message, with its padding.
-    verdict : int
-        Place of the verdict, in gradients.
+    verdict, verdict_in : int
+        Place of the verdict, in gradients: in all, and in the message that has it.
+    elements_PS : int64 [P, S]
+        Of each stream.
     """
 
     start_PS: Ints
     tail_P: Ints
     bytes_R: Ints
     verdict: int
+    verdict_in: int
+    elements_PS: Ints
 
 
 @dataclass(frozen=True)
@@ -162,7 +167,6 @@ class HostSums:
 
     def __init__(self, world: World, layout: Layout, dtype: np.dtype[Any], codec: Codec, teller: int) -> None:
         topology, leg = world.topology, layout.legs.get(world.topology.rank)
-        assert isinstance(codec, Elementwise), "nothing is added with another"
         roots = Roots(layout, topology.dense, topology.host_of)
         self._rank, self._size, self._teller = topology.rank, topology.size, teller
         self._dtype, self._codec = np.dtype(dtype), codec
@@ -226,10 +230,10 @@ class HostSums:
             sent_PE=sent_PE,
         )
 
-    def sum(self, added: Added, flat: Floats, *, train: bool) -> tuple[Floats, Ints] | None:
-        """Values of this owner's messages -> of those that it sends, and their sizes; collective in the host.
+    def sum(self, added: Added, flat: Floats, *, train: bool) -> tuple[Floats, Ints, Spans] | None:
+        """Values of this owner's messages -> those that it sends, their sizes, and where streams are in them.
 
-        None where it sends them as they are.
+        Collective in the host. None where it sends them as they are.
         """
         if self._owners is None:
             return None
@@ -271,7 +275,7 @@ class HostSums:
         assert added.served is not None, "it is asked for something"
         spans, item, n = added.served.spans, self._dtype.itemsize, None if gradients else self._n_valued
         counts_PS = bags_PE[:, self._entry_S[:n]] * self._width_S[:n]
-        tail_P = spans.end_P - spans.at_P - spans.elements_PS.sum(axis=1)
+        tail_P = _tails(spans)
         elements_R = np.zeros(self._size, np.int64)
         elements_R[spans.ranks_P] = counts_PS.sum(axis=1) + tail_P
         verdict_in = int(elements_R[self._teller])
@@ -281,7 +285,12 @@ class HostSums:
         at_R = cumulative(bytes_R) // item
         start_PS = at_R[spans.ranks_P][:, None] + np.cumsum(counts_PS, axis=1) - counts_PS
         return Places(
-            start_PS, at_R[spans.ranks_P] + counts_PS.sum(axis=1), bytes_R, int(at_R[self._teller]) + verdict_in
+            start_PS=start_PS,
+            tail_P=at_R[spans.ranks_P] + counts_PS.sum(axis=1),
+            bytes_R=bytes_R,
+            verdict=int(at_R[self._teller]) + verdict_in,
+            verdict_in=verdict_in,
+            elements_PS=counts_PS,
         )
 
     def _give(self, added: Added, flat: Floats) -> list[NDArray[np.uint8]]:
@@ -332,8 +341,8 @@ class HostSums:
             for rank, number_C, cells in found
         ]
 
-    def _summed(self, added: Added, flat: Floats, came: Sequence[NDArray[np.uint8]]) -> tuple[Floats, Ints]:
-        """The messages that cross, and their sizes."""
+    def _summed(self, added: Added, flat: Floats, came: Sequence[NDArray[np.uint8]]) -> tuple[Floats, Ints, Spans]:
+        """The messages that cross, their sizes, and where streams are in them."""
         assert self._owners is not None and added.served is not None
         whole = self._places(added, added.bags_PE, gradients=False)
         crossing = self._places(added, added.sent_PE, gradients=False)
@@ -350,7 +359,9 @@ class HostSums:
                 source = by_rank[given.member][_head_bytes(words) :].view(self._dtype)
                 from_Q = streams.packed_Q
             _move(source, message, streams, from_Q, crossing.start_PS[at], to_slot=given.slot, accumulate=True)
-        return message, crossing.bytes_R
+        spans, begin_P = added.served.spans, crossing.tail_P - crossing.elements_PS.sum(axis=1)
+        ends_P = crossing.tail_P + _tails(spans)
+        return message, crossing.bytes_R, replace(spans, at_P=begin_P, end_P=ends_P, elements_PS=crossing.elements_PS)
 
     def _pass_on(self, added: Added, source: tuple[Floats, Places], target: tuple[Floats, Places]) -> None:
         """What is not added, from messages to messages: vectors, and what follows them."""
@@ -362,7 +373,7 @@ class HostSums:
         n_Q = added.bags_PE[p_Q, self._entry_S[stream_Q]]
         streams = _Streams(p_Q, stream_Q, self._width_S[stream_Q], n_Q, cumulative(n_Q)[:-1])
         _move(here, there, streams, from_.start_PS[p_Q, stream_Q], to.start_PS[p_Q, stream_Q])
-        tails = spans.end_P - spans.at_P - spans.elements_PS.sum(axis=1)
+        tails = _tails(spans)
         for at, to_at, size in zip(from_.tail_P.tolist(), to.tail_P.tolist(), tails.tolist(), strict=True):
             there[to_at : to_at + size] = here[at : at + size]
 
@@ -396,6 +407,11 @@ class HostSums:
             _move(got, out, streams, at_L[rank] + streams.packed_Q, to_Q)
         added.given = []
         return out
+
+
+def _tails(spans: Spans) -> Ints:
+    """Elements of partial results in each message."""
+    return spans.end_P - spans.at_P - spans.elements_PS.sum(axis=1)
 
 
 def _head_bytes(words: int) -> int:

@@ -64,6 +64,8 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     Rows learn by SGD where values are rounded: an Adagrad divides by the size of what is left where gradients cancel.
     """
     for name, sections in test_host_sums.CASES.items():
+        if name in test_host_sums.OTHER_ELEMENTS:
+            continue
         embedding = {**ROWS["embedding"], **sections.get("embedding", {}), **(SGD if name in ROUNDED else {})}
         tables = {table: {**of, "shard": "row"} if "dynamic" in of else of for table, of in embedding["tables"].items()}
         yield name, {**sections, "embedding": {**embedding, "tables": tables}}
