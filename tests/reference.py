@@ -66,12 +66,12 @@ class Table:
 
 
 def describe(operators: Mapping[str, Any]) -> dict[str, tuple[Any, ...]]:
-    """Operator objects as plain data: name -> (kind, [(feature, table, pooling), ...]), then weights, if any."""
+    """Operator objects as plain data: name -> (kind, [(feature, table, pooling), ...]), then weights or a module."""
     return {
         name: (
             type(operator).__name__,
             [(k.feature, k.table, k.pooling) for k in operator.lookups],
-            *([operator.weights] if hasattr(operator, "weights") else []),
+            *(getattr(operator, what) for what in ("weights", "module") if hasattr(operator, what)),
         )
         for name, operator in operators.items()
     }
@@ -99,8 +99,10 @@ def join(parts: Sequence[Any]) -> GlobalBatch:
     )
 
 
-def operator_result(kind: str, pooled: Sequence[Tensor], weights: Sequence[Tensor] = ()) -> Tensor:
-    """An operator from its formula; ``pooled`` has a [B, D] for each of its lookups."""
+def operator_result(kind: str, pooled: Sequence[Tensor], weights: Any = ()) -> Tensor:
+    """An operator from its formula; ``pooled`` has a [B, D] for each of its lookups. Of a tower its module."""
+    if kind == "Tower":
+        return weights(torch.stack(list(pooled), 1))
     if kind == "Folded":
         return torch.cat(list(pooled), 1) @ torch.cat(list(weights))
     if kind == "Block":

@@ -12,6 +12,7 @@ from hpcrec.models.base import Pooling, RecModel
 from hpcrec.models.dcn import DCN, DCNOptions
 from hpcrec.models.deepfm import DeepFM, DeepFMOptions
 from hpcrec.models.dlrm import DLRM, DLRMOptions
+from hpcrec.models.dmt import DMTDCN, DMTDLRM, DMTDCNOptions, DMTDLRMOptions
 from hpcrec.models.fm import FM, FMOptions
 from hpcrec.models.lr import LR, LROptions
 from hpcrec.models.options import require_count
@@ -35,6 +36,8 @@ MODELS = {
     "wide_deep": ZooEntry(build=WideDeep, options=WideDeepOptions),
     "dcn": ZooEntry(build=DCN, options=DCNOptions),
     "dlrm": ZooEntry(build=DLRM, options=DLRMOptions),
+    "dmt_dlrm": ZooEntry(build=DMTDLRM, options=DMTDLRMOptions),
+    "dmt_dcn": ZooEntry(build=DMTDCN, options=DMTDCNOptions),
 }
 
 

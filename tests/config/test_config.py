@@ -15,7 +15,8 @@ from hpcrec import again, toml
 from hpcrec.config import Config, load_config, reference, to_toml, validate, with_absolute_paths, with_copied_data
 from hpcrec.config import keys as config_module
 from hpcrec.errors import ConfigError, UnreadableError
-from hpcrec.systems import baseline, codistillation, dct, des, het, mtrains
+from hpcrec.models import make_options
+from hpcrec.systems import baseline, codistillation, dct, des, dmt, het, mtrains
 from hpcrec.toml.reference import field_docs
 from hpcrec.training.schedule import Schedule
 from hpcrec.types import OptimizerSpec
@@ -532,3 +533,11 @@ def test_het_and_mtrains_are_positions_on_the_axes():
     assert validate({**rest, **het.configuration(30)}, "het").policy.staleness == 30
     store = validate({**rest, **mtrains.configuration("/scratch/rows", 1_000_000)}, "mtrains").store
     assert (store.name, store.path, store.memory_bytes) == ("disk", "/scratch/rows", 1_000_000)
+
+
+def test_dmt_is_a_model_and_a_path():
+    rest = {"data": {"train": "x"}, "run": {"folder": "y"}}
+    config = validate({**rest, **dmt.configuration([["user", "city"], ["item"]], 2.0)}, "dmt")
+    assert (config.model.name, config.exchange.path) == ("dmt_dlrm", "levels")
+    options = make_options(config.model.name, config.model.options)
+    assert (options.towers, options.ratio, options.module) == ((("user", "city"), ("item",)), 2.0, "products")

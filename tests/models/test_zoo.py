@@ -21,6 +21,8 @@ SMALL = {
     "wide_deep": {"hidden": [5, 3]},
     "dcn": {"hidden": [5, 3], "cross_layers": 2},
     "dlrm": {"bottom": [5], "top": [16, 8]},
+    "dmt_dlrm": {"bottom": [5], "top": [16, 8], "ratio": 2},
+    "dmt_dcn": {"hidden": [5, 3], "cross_layers": 2, "ratio": 2},
 }
 VARIANTS = [
     *SMALL.items(),
@@ -30,6 +32,12 @@ VARIANTS = [
     ("deepfm", {"hidden": [5], "dropout": 0.5}),
     ("wide_deep", {"hidden": [5], "dropout": 0.5}),
     ("dlrm", {"bottom": [], "top": [], "dropout": 0.5}),
+    ("dmt_dlrm", {"towers": [["genre", "user"]], "module": "linear", "mixed": 1, "columns": 2, "ratio": 3}),
+    ("dmt_dlrm", {"towers": [["user", "item", "genre"]], "module": "products", "columns": 1, "ratio": 3}),
+    ("dmt_dlrm", {"module": "identity", "ratio": 1, "top": [], "dropout": 0.5}),
+    ("dmt_dlrm", {"n_towers": 9, "module": "cross", "ratio": 1.5}),
+    ("dmt_dcn", {"towers": [["item"]], "module": "linear", "hidden": [], "low_rank": 2}),
+    ("dmt_dcn", {"module": "products", "structure": "stacked", "hidden": [4]}),
 ]
 
 
@@ -252,7 +260,7 @@ def test_deepfm_vectors_cross_once():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("dlmr", {}, "model.name is 'dlmr'; allowed are lr, fm, deepfm, wide_deep, dcn, dlrm, or the import path"),
+        ("dlmr", {}, "model.name is 'dlmr'; allowed are lr, .* dcn, dlrm, dmt_dlrm, dmt_dcn, or the import path"),
         ("lr", {"hidden": [4]}, "model lr: there is no option 'hidden'; allowed are none"),
         ("dcn", {"layers": 3}, "there is no option 'layers'; allowed are cross_layers, low_rank, hidden, structure"),
         ("deepfm", {"hidden": []}, "hidden is .*; it must be a list of at least 1 positive integers"),

@@ -1,5 +1,6 @@
 """The session's contract with a user's own loop."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -136,7 +137,7 @@ def test_dense_ranks_without_samples(folder: Path, form: str) -> None:
     write_data(folder / "data.h5", weighted=False)
     size = MPI.COMM_WORLD.size
     few = {"batch_size": size - 1, "dtype": "float64", "steps": 3}
-    for model, shard in zip(MODELS, ("row", "column", "replicate", "table", "row", "column"), strict=True):
+    for model, shard in zip(MODELS, itertools.cycle(("row", "column", "replicate", "table")), strict=False):
         wanted = sections({"mode": "fused"}, model, shard, "rowwise_adagrad", form)
         check_against_reference(folder, **wanted, train=few)
 
