@@ -151,13 +151,29 @@ def prepare_movielens(out: Path, split: str | None, seed: int, **options: Any) -
 @prepare.command("synthetic", epilog=examples("hpcrec prepare synthetic --out data/quickstart --samples 1000000"))
 @out_option
 @click.option("--samples", type=click.IntRange(min=40), default=1_000_000, show_default=True, help="For training.")
+@click.option("--groups", metavar="GxN", help="Features interact in G planted groups of N, as 4x4 (docs/towers.md).")
+@click.option("--cross", type=click.FloatRange(0, 1), help="With --groups: share of interactions between them (0.05).")
+@click.option("--rank", type=click.IntRange(min=1), help="With --groups: length of the latent vectors (8).")
 @seed_option
-def prepare_synthetic(out: Path, samples: int, seed: int) -> None:
+def prepare_synthetic(
+    out: Path, samples: int, groups: str | None, cross: float | None, rank: int | None, seed: int
+) -> None:
     """Synthetic clicks from a planted truth, whose attainable AUC is known and written into the files."""
     _alone("synthetic")
     from hpcrec.preparation import convert
+    from hpcrec.preparation.groups import PlantedGroups, planted
 
-    _told(convert.prepare_synthetic(out, samples=samples, seed=seed, progress=sys.stderr.isatty()).as_dict())
+    spec = None
+    if groups is not None:
+        n_groups, _, size = groups.partition("x")
+        if not n_groups.isdigit() or not size.isdigit():
+            raise click.BadParameter(f"{groups!r} is not two numbers, as 4x4", param_hint="--groups")
+        given = {"cross": cross, "rank": rank}
+        more = {name: value for name, value in given.items() if value is not None}
+        spec = planted(PlantedGroups(groups=int(n_groups), size=int(size), **more), seed)  # type: ignore[arg-type]
+    elif cross is not None or rank is not None:
+        raise click.UsageError("--cross and --rank are of --groups.")
+    _told(convert.prepare_synthetic(out, samples=samples, seed=seed, spec=spec, progress=sys.stderr.isatty()).as_dict())
 
 
 def check_prepare(arguments: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ One block is in memory at a time; for validation and test also 16 bytes a sample
 the attainable AUC is computed.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from hpcrec.preparation.parts import SplitWriter
 from hpcrec.preparation.split import Split, Summary
 from hpcrec.preparation.synthetic import BLOCK_SAMPLES, SyntheticSpec, Teacher, auc
 
+GROUPS_ATTRIBUTE = "planted_groups"
 _CONVENTIONS = {
     "labels": "drawn from the planted probabilities of hpcrec.preparation.synthetic",
     "ids": "raw: below the cardinality, frequent ids spread at random",
@@ -36,7 +38,8 @@ def prepare_synthetic(
     Parameters
     ----------
     out_dir : Path
-        Gets ``train.h5``, ``validation.h5`` and ``test.h5``; the latter two carry the attribute ``attainable_auc``.
+        Gets ``train.h5``, ``validation.h5`` and ``test.h5``; the latter two carry the attribute ``attainable_auc``, all
+        of them ``planted_groups``, in JSON, where there are such.
     samples : int
         Of train; 40 or more.
     seed : int
@@ -59,6 +62,8 @@ def prepare_synthetic(
         layout.CONVENTIONS_ATTRIBUTE: _CONVENTIONS,
         "generator": f"hpcrec.data.synthetic, seed {seed}, {teacher.spec}",
     }
+    if teacher.spec.groups:
+        attributes[GROUPS_ATTRIBUTE] = json.dumps(teacher.spec.groups)
     features = teacher.features
     jagged = [feature.name for feature in teacher.spec.features if feature.jagged]
     known: dict[str, list[np.ndarray]] = {"validation": [], "test": []}

@@ -75,6 +75,10 @@ class SyntheticSpec:
     features : tuple of SyntheticFeature
     pairs : tuple of (str, str)
         Features that interact.
+    pair_weights : tuple of float
+        What each pair's product is multiplied by; empty: by one.
+    groups : tuple of tuple of str
+        Features of each planted group, where there are any (``groups``).
     n_dense : int
         Standard normal inputs.
     rank : int
@@ -88,6 +92,8 @@ class SyntheticSpec:
 
     features: tuple[SyntheticFeature, ...] = _default_features()
     pairs: tuple[tuple[str, str], ...] = _default_pairs()
+    pair_weights: tuple[float, ...] = ()
+    groups: tuple[tuple[str, ...], ...] = ()
     n_dense: int = 8
     rank: int = 1
     main_std: float = 1.2
@@ -194,8 +200,9 @@ class Teacher:
             main += _pool(truth.effect, column)
             vectors.append(_pool(truth.vector, column))
         pair = np.zeros(len(dense))
-        for one, other in self.spec.pairs:
-            pair += np.einsum("ij,ij->i", vectors[self._number[one]], vectors[self._number[other]])
+        weights = self.spec.pair_weights or (1.0,) * len(self.spec.pairs)
+        for (one, other), weight in zip(self.spec.pairs, weights, strict=True):
+            pair += weight * np.einsum("ij,ij->i", vectors[self._number[one]], vectors[self._number[other]])
         curved = np.abs(dense[:, 0]) if self.spec.n_dense else 0.0
         return main, pair, (dense @ self._slopes + curved).astype(np.float64)
 
