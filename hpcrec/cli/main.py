@@ -32,6 +32,7 @@ from hpcrec.cli.options import (
 )
 from hpcrec.cli.prepare import check_prepare, prepare
 from hpcrec.cli.slurm import check_fewer, status, submit
+from hpcrec.cli.towers import towers
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ command_line.add_command(data, "data")
 command_line.add_command(doctor)
 command_line.add_command(checkpoint, "checkpoint")
 command_line.add_command(config_group)
+command_line.add_command(towers)
 command_line.add_command(submit)
 command_line.add_command(status)
 

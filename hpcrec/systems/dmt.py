@@ -9,13 +9,14 @@ semantic-preserving tower transform (SPTT)  -> ``exchange.path = "levels"``: of 
 tower                                       -> ``operators.tower.Tower``, by ``model.options.towers``: part of the model
 tower module (TM), compression ratio        -> ``models.tower_modules``, ``model.options.ratio``
 c, p of the linear module                   -> ``model.options.mixed``; projections, as many as the ratio leaves
+tower partitioner (TP)                      -> ``hpcrec towers plan``: the published signal, and another
 DMT-DLRM, DMT-DCN                           -> ``model.name = "dmt_dlrm"``, ``"dmt_dcn"``
 
 Departures from the paper: a tower is no host, so that any number of towers runs on any number of hosts, and a model
 has the same outputs on all of them; everything counts in the ratio that a tower gives; the default module sends
 products of the tower's features beside a projection, which alone has none of them; losses are divided by the weight of
 the global batch, so that no gradient of a module needs a factor. Not there yet: modules are computed by dense ranks,
-and not where a tower's rows are, so that a ratio makes the top smaller and saves no byte; the partitioner.
+and not where a tower's rows are, so that a ratio makes the top smaller and saves no byte.
 """
 
 from collections.abc import Sequence

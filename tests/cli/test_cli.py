@@ -231,6 +231,7 @@ def test_run_refuses_before_anything_is_started(config, run_folder, monkeypatch,
 def test_help_has_an_example_for_every_command(capsys):
     pages = [[name] for name in cli.command_line.commands]
     groups = {"checkpoint": cli.checkpoint, "config": cli.config_group, "data": cli.data, "prepare": cli.prepare}
+    groups["towers"] = cli.towers
     pages += [[group, name] for group, commands in groups.items() for name in commands.commands]
     assert len(pages) >= 15
     for page in [[], *pages]:

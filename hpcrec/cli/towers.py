@@ -1,0 +1,114 @@
+"""``hpcrec towers``: finds the towers of a data set. Knows options and lines; the work is ``build.towers``'s."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from hpcrec.cli.options import File, Target, examples, run_config, set_option
+
+if TYPE_CHECKING:
+    from hpcrec.build.towers import PlannedTowers
+
+
+@click.group(short_help="Find which features belong to one tower.")
+def towers() -> None:
+    """Find which features belong to one tower (docs/towers.md)."""
+
+
+@towers.command(
+    short_help="Train a flat model for a short while and print towers.",
+    epilog=examples(
+        "hpcrec towers plan my.toml --towers 4 --out towers.toml",
+        "hpcrec run -n 4 -- towers plan my.toml --towers 8 --steps 2000 --set train.batch_size=8192",
+    ),
+)
+@click.argument("config", type=File)
+@set_option
+@click.option("--towers", "n_towers", type=click.IntRange(min=1), required=True, help="How many.")
+@click.option("--steps", type=click.IntRange(min=1), default=700, show_default=True, help="Of the short run.")
+@click.option(
+    "--batches",
+    type=click.IntRange(min=1),
+    default=50,
+    show_default=True,
+    help="Of these, the last that are looked at.",
+)
+@click.option(
+    "--signal",
+    type=click.Choice(["interactions", "coherent", "diverse"]),
+    default="interactions",
+    show_default=True,
+    help="interactions: features that move the logit together belong together. coherent: those whose vectors are "
+    "alike; diverse: those whose vectors are not.",
+)
+@click.option(
+    "--uneven",
+    type=click.FloatRange(min=0, max=1, max_open=True),
+    default=0.15,
+    show_default=True,
+    help="How far features, bytes and lookups of a tower may be from an even share.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search for clusters.")
+@click.option("--out", type=Target, help="TOML file to write, with model.options.towers; else it is printed.")
+def plan(
+    config: Path,
+    overrides: Sequence[str],
+    n_towers: int,
+    steps: int,
+    batches: int,
+    signal: str,
+    uneven: float,
+    seed: int,
+    out: Path | None,
+) -> None:
+    """Train a DLRM on the data of the TOML file CONFIG for some steps, and print which features belong together.
+
+    Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Nothing is saved but what --out names. Features
+    that share a table are in one tower.
+    """
+    from hpcrec.comm.start import start
+
+    rank = start(os.environ)
+    from hpcrec.build.towers import plan_towers
+
+    found = plan_towers(
+        run_config(config, overrides),
+        n_towers,
+        steps=steps,
+        batches=batches,
+        signal=signal,  # type: ignore[arg-type]
+        most_uneven=uneven,
+        seed=seed,
+    )
+    if rank:
+        return
+    text = _toml(found, signal)
+    if out is None:
+        click.echo(text, nl=False)
+    else:
+        out.write_text(text)
+        click.echo(f"{out}: {n_towers} towers; put its lines into the configuration of the run.")
+    for line in _told(found):
+        click.echo(line, err=True)
+
+
+def _toml(found: "PlannedTowers", signal: str) -> str:
+    """What a configuration has to have of them."""
+    rows = "".join(f"    {json.dumps(tower)},\n" for tower in found.towers)
+    return (
+        f"# Found by hpcrec towers plan: signal {signal}, {found.steps} steps.\n"
+        f'[model]\nname = "dmt_dlrm"\n\n[model.options]\ntowers = [\n{rows}]\n'
+    )
+
+
+def _told(found: "PlannedTowers") -> list[str]:
+    """How even they are."""
+    lines = []
+    for number, (names, (_, n_bytes, ids)) in enumerate(zip(found.towers, found.found.loads_TL.tolist(), strict=True)):
+        even = f"of an even share {100 * n_bytes:.0f} % of bytes, {100 * ids:.0f} % of lookups"
+        lines.append(f"tower {number}: {len(names)} features; {even}")
+    return [*lines, *([f"They are less even than was asked for: {found.found.reason}."] if found.found.reason else [])]

@@ -1,0 +1,111 @@
+"""Towers from a short run on ranks: planted groups are found, the same on every number of ranks."""
+
+import subprocess
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from hpcrec.build.towers import plan_towers
+from hpcrec.config import to_toml, validate
+from hpcrec.errors import ConfigError
+from hpcrec.models import make_options
+from hpcrec.plan.towers import adjusted_rand
+from hpcrec.preparation.convert import prepare_synthetic
+from hpcrec.preparation.groups import PlantedGroups, planted
+from tests.together import on_every_rank
+
+HOW = PlantedGroups(groups=3, size=3, cross=0.0, cardinality=12, rank=4)
+
+
+def config_of(folder: Path, **sections: Any) -> Any:
+    return validate(
+        {
+            "data": {"train": str(folder / "train.h5")},
+            "run": {"folder": str(folder / "run")},
+            "train": {"batch_size": 256},
+            "model": {"width": 8, "name": "dmt_dlrm"},
+            "embedding": {"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}},
+            "dense": {"reducer": "mpi", "optimizer": {"name": "Adam", "lr": 0.01}},
+            **sections,
+        },
+        "a test",
+    )
+
+
+@pytest.mark.parallel([1, 2, 3])
+def test_planted_groups_are_found_on_any_number_of_ranks(folder: Path) -> None:
+    if MPI.COMM_WORLD.rank == 0:
+        prepare_synthetic(folder, samples=40_000, seed=2, spec=planted(HOW, 2))
+    MPI.COMM_WORLD.barrier()
+    spec = planted(HOW, 2)
+    found = plan_towers(config_of(folder), 3, steps=150, batches=20)
+    group_of = {name: g for g, names in enumerate(spec.groups) for name in names}
+    tower_of = {name: t for t, names in enumerate(found.towers) for name in names}
+    with on_every_rank():
+        assert found.features == tuple(f.name for f in spec.features)
+        names = sorted(group_of)
+        assert adjusted_rand([tower_of[n] for n in names], [group_of[n] for n in names]) == 1.0, found.towers
+        assert found.towers[0][0] == "f0" and not found.found.reason
+        everyone = MPI.COMM_WORLD.allgather((found.towers, found.strength_FF.tobytes()))
+        assert all(one == everyone[0] for one in everyone)
+        assert (np.diag(found.cosine_FF) > 0.9).all()
+
+
+@pytest.mark.parallel([2])
+def test_features_of_one_table_are_in_one_tower_and_what_cannot_be_planned_is_refused(folder: Path) -> None:
+    if MPI.COMM_WORLD.rank == 0:
+        prepare_synthetic(folder, samples=3000, seed=2, spec=planted(HOW, 2))
+    MPI.COMM_WORLD.barrier()
+    shared = config_of(folder, embedding={"share": {"f8": "f0", "f4": "f0"}})
+    found = plan_towers(shared, 3, steps=5, batches=3, most_uneven=0.5)
+    with on_every_rank():
+        (tower,) = [tower for tower in found.towers if "f0" in tower]
+        assert {"f0", "f4", "f8"} <= set(tower)
+    with pytest.raises(ConfigError, match="8 of them are asked for, of 7 families of tables"):
+        plan_towers(shared, 8, steps=2)
+    with pytest.raises(ConfigError, match="the signal is 'no'; allowed are interactions, coherent, diverse"):
+        plan_towers(shared, 2, signal="no")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="groups of codistillation"):
+        plan_towers(
+            replace(shared, dense=replace(shared.dense, codistillation=replace(shared.dense.codistillation, groups=2))),
+            2,
+        )
+
+
+def test_the_command_writes_what_a_run_reads(tmp_path: Path) -> None:
+    prepare_synthetic(tmp_path, samples=3000, seed=2, spec=planted(HOW, 2))
+    file, out = tmp_path / "my.toml", tmp_path / "towers.toml"
+    file.write_text(to_toml(config_of(tmp_path)))
+    line = [
+        sys.executable,
+        "-m",
+        "hpcrec",
+        "towers",
+        "plan",
+        str(file),
+        "--towers",
+        "2",
+        "--steps",
+        "4",
+        "--batches",
+        "2",
+    ]
+    for more in (["--out", str(out)], []):
+        done = subprocess.run([*line, *more], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        assert "tower 0: " in done.stderr and "of an even share" in done.stderr
+        text = out.read_text() if more else done.stdout
+        model = tomllib.loads(text)["model"]
+        towers = make_options(model["name"], model["options"]).towers
+        assert sorted(name for tower in towers for name in tower) == [f"f{n}" for n in range(9)] and len(towers) == 2
+        assert "They are less even" not in done.stderr
+    assert (
+        "less even than was asked for: no 2 towers of these families are nearer to even than 11 %"
+        in subprocess.run([*line, "--uneven", "0.05"], capture_output=True, text=True, timeout=200).stderr
+    )
