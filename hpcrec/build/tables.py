@@ -258,7 +258,7 @@ def make_offers(
         learned=topology.groups == 1,
         kept=_kept_form(config),
         added=_added(families, topology) - one_hot if adds else frozenset(),
-        merged=_merged(families, topology) if adds and not thresholded else frozenset(),
+        merged=_merged(families, topology) if adds else frozenset(),
     )
     every = tables_in(sets, tables)
     _check_names(every)

@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 from hpcrec.build.session import open_session
 from hpcrec.build.tables import make_model
 from hpcrec.config import Config
-from hpcrec.config.keys import ModelConfig
-from hpcrec.errors import ConfigError
+from hpcrec.config.keys import ModelConfig, StoreConfig
+from hpcrec.embedding.place import row_elements
+from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.plan.towers import FamilyLoad, FoundTowers, find_towers
 from hpcrec.training.pair_signals import PairSignals, signals_of
+from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 
 Signal = Literal["interactions", "coherent", "diverse"]
@@ -62,7 +64,7 @@ def plan_towers(
     Parameters
     ----------
     config : Config
-        Of which the model is replaced by a DLRM of the same width and pooling; what is saved and reported is left out.
+        Of which the model is replaced by a DLRM of the same width and pooling, the store by memory; nothing is saved.
     n_towers : int
     signal : str
         ``interactions``: features that move the logit together are near each other. ``coherent``: those whose vectors
@@ -74,21 +76,27 @@ def plan_towers(
     ------
     ConfigError
         There are fewer families of tables than towers, or more than one group of dense ranks.
+    HpcrecError
+        A signal ended the short run.
     """
     if signal not in SIGNALS:
         raise ConfigError(f"towers: the signal is {signal!r}; allowed are {', '.join(SIGNALS)}.")
     if config.dense.codistillation.groups > 1:
         raise ConfigError("towers: groups of codistillation train models of their own. Plan with groups = 1.")
-    model = ModelConfig(name="dlrm", width=config.model.width, pooling=config.model.pooling)
-    flat = replace(config, model=model, train=replace(config.train, steps=steps))
+    flat = _flat(config, steps)
     with open_session(flat) as session:
         _, operators = make_model(flat, session.parts.splits["train"].dataset)
         features = tuple(lookup.feature for lookup in operators["block"].lookups)
         sums = _watched(session, len(features), batches)
-        families = _families(session)
-    strength_FF, cosine_FF = signals_of(sums)
-    near_FF = {"interactions": strength_FF, "coherent": cosine_FF, "diverse": 1 - cosine_FF}[signal]
-    found = find_towers(_between(near_FF, features, families), families, n_towers, most_uneven=most_uneven, seed=seed)
+        families, main, done = _families(session), session.parts.world.main, session.step
+        if session.stopped or not sums[0]:
+            what = f"it was stopped after {done} of {steps} steps" if session.stopped else "no sample was looked at"
+            raise HpcrecError(f"towers: {what}, so that nothing is known of pairs of features.")
+        strength_FF, cosine_FF = signals_of(sums)
+        near_FF = {"interactions": strength_FF, "coherent": cosine_FF, "diverse": 1 - cosine_FF}[signal]
+        distance_FF = _between(near_FF, features, families)
+        # on one rank, for a solver's time is not the same everywhere
+        found = on_root(main, lambda: find_towers(distance_FF, families, n_towers, most_uneven=most_uneven, seed=seed))
     return PlannedTowers(
         features=features,
         strength_FF=strength_FF,
@@ -96,6 +104,21 @@ def plan_towers(
         towers=found.features(families),
         found=found,
         steps=steps,
+    )
+
+
+def _flat(config: Config, steps: int) -> Config:
+    """The short run: rows in memory, nothing of an earlier run, and no table settings that a DLRM does not read."""
+    read = {name: of for name, of in config.embedding.tables.items() if not name.endswith(".wide")}
+    path = "levels" if config.exchange.path == "auto" else config.exchange.path  # which an earlier run may have chosen
+    return replace(
+        config,
+        model=ModelConfig(name="dlrm", width=config.model.width, pooling=config.model.pooling),
+        train=replace(config.train, steps=steps),
+        store=StoreConfig(),
+        checkpoint=replace(config.checkpoint, resume="never"),
+        embedding=replace(config.embedding, tables=read),
+        exchange=replace(config.exchange, path=path),
     )
 
 
@@ -119,7 +142,8 @@ def _families(session: Session) -> list[FamilyLoad]:
     layout, tables = session.parts.exchange.layout, session.parts.tables
     dataset, found = session.parts.splits["train"].dataset, {}
     for family in layout.family_of.values():
-        n_bytes = float(family.rows * sum(tables[t].width for t in family.tables))
+        elements = family.rows * sum(row_elements(tables[t]) for t in family.tables)
+        n_bytes = float(elements * session.parts.exchange.dtype.itemsize)
         lookups = float(sum(dataset.feature(f).mean_ids for f in family.features))
         found[family.name] = FamilyLoad(features=family.features, n_bytes=n_bytes, lookups=lookups)
     return list(found.values())

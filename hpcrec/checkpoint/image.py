@@ -144,7 +144,9 @@ def _others(session: Session, state: dict[str, Any]) -> list[Write]:
     if topology.rank == 0:
         skipped = {"skipped_steps": session.guard.skipped, "skipped_in_a_row": session.guard.in_a_row}
         skipped |= {"dropped_features": dropped} if dropped else {}
-        thresholds = {"thresholds": by_rank} if any(by_rank) else {}
+        thresholds: dict[str, Any] = {"thresholds": by_rank} if any(by_rank) else {}
+        if thresholds and parts.exchange.layout.added:
+            thresholds["summed"] = sorted(parts.exchange.layout.added)
         trials = parts.pipeline.trials
         found = {"staleness": trials.staleness} if trials is not None and trials.found else {}
         writes.append(partial(_write_state, {**state, **skipped, **wire, **thresholds, **found}))

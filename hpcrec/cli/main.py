@@ -32,7 +32,7 @@ from hpcrec.cli.options import (
 )
 from hpcrec.cli.prepare import check_prepare, prepare
 from hpcrec.cli.slurm import check_fewer, status, submit
-from hpcrec.cli.towers import towers
+from hpcrec.cli.towers import check_plan, towers
 from hpcrec.errors import ConfigError, HpcrecError
 
 if TYPE_CHECKING:
@@ -152,11 +152,12 @@ def predict(run: Path, data: Path, out: Path, trust: bool, checkpoint: str, over
     from hpcrec.cli import train as commands
 
     config = run_config(run, overrides)
-    if run.is_dir() and ":" in config.model.name and not trust:
+    code = config.model.code
+    if run.is_dir() and code and not trust:
         where = f" in {config.model.folder}" if config.model.folder else ""
         raise ConfigError(
-            f"{run}: is a run, no export, and its model is code, {config.model.name!r}{where}, which would be run "
-            "here. Add --trust where you would run a program by whom it is from."
+            f"{run}: is a run, no export, and its model is code, {', '.join(map(repr, code))}{where}, which would be "
+            "run here. Add --trust where you would run a program by whom it is from."
         )
     samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint)
     if rank == 0:
@@ -245,7 +246,7 @@ def run(
     for option, value in (("--restarts", restarts), ("--min-nodes", min_nodes)):
         if value and config is None:
             raise click.UsageError(f"{option} {value}: only train can go on, not {arguments[0]!r}. Leave it out.")
-    if threads is not None and arguments[0] in _TRAINED:
+    if threads is not None and arguments[0] in (*_TRAINED, "towers"):
         for role in ("owner", "dense"):
             arguments = (*arguments, "--set", f"topology.{role}_threads={threads}")
     from hpcrec.launcher.mpirun import run_command
@@ -301,13 +302,16 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
         if not Path(name).is_file():
             raise click.UsageError(f"{name} is not a file.")
         return None
-    wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor}
+    wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor, "towers": towers}
     if name not in wanted:
         raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
     if set(rest) & set(HELP):
         raise click.UsageError(f"For help on it: hpcrec {name} --help")
     if name == "prepare":
         check_prepare(rest)
+        return None
+    if name == "towers":
+        check_plan(rest)
         return None
     given = wanted[name].make_context(f"hpcrec {name}", list(rest)).params
     if name == "train":

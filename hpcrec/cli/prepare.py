@@ -166,7 +166,7 @@ def prepare_synthetic(
     spec = None
     if groups is not None:
         n_groups, _, size = groups.partition("x")
-        if not n_groups.isdigit() or not size.isdigit():
+        if not n_groups.isdecimal() or not size.isdecimal():
             raise click.BadParameter(f"{groups!r} is not two numbers, as 4x4", param_hint="--groups")
         given = {"cross": cross, "rank": rank}
         more = {name: value for name, value in given.items() if value is not None}

@@ -96,9 +96,18 @@ def plan(
         click.echo(line, err=True)
 
 
+def check_plan(arguments: Sequence[str]) -> None:
+    """Refuse a command line of ``hpcrec towers`` that every rank would refuse."""
+    name, *rest = arguments or [""]
+    if name != "plan":
+        raise click.UsageError(f"'hpcrec run' starts towers plan on several ranks, not towers {name!r}.")
+    given = plan.make_context("hpcrec towers plan", list(rest)).params
+    run_config(given["config"], given["overrides"])
+
+
 def _toml(found: "PlannedTowers", signal: str) -> str:
     """What a configuration has to have of them."""
-    rows = "".join(f"    {json.dumps(tower)},\n" for tower in found.towers)
+    rows = "".join(f"    {json.dumps(tower, ensure_ascii=False)},\n" for tower in found.towers)
     return (
         f"# Found by hpcrec towers plan: signal {signal}, {found.steps} steps.\n"
         f'[model]\nname = "dmt_dlrm"\n\n[model.options]\ntowers = [\n{rows}]\n'

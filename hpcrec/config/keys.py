@@ -85,6 +85,11 @@ class ModelConfig:
     options: dict[str, Any] = field(default_factory=dict)
     """Handed to the model's builder, which checks them."""
 
+    @property
+    def code(self) -> list[str]:
+        """Import paths of a user's own that building the model would run: its own, or that of a tower's module."""
+        return [path for path in (self.name, self.options.get("module")) if isinstance(path, str) and ":" in path]
+
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptimizer:
@@ -259,7 +264,8 @@ class ExchangeConfig:
     """Who adds partial results (form partial) that cross to another host. dense: the dense rank that wants them. host:
     the owners of a host first, so that one message leaves it. owners: then one of them, of all hosts. auto: the
     cheapest by formula (docs/exchange.md). With path levels all but dense also have the owners of a host add vectors of
-    bags that are dealt by rows. Changes no result beyond the order of sums."""
+    bags that are dealt by rows. Changes no result beyond the order of sums, but that with codec dct elements are chosen
+    of sums."""
     replicate_rows: Count = 0
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
     auto_steps: Positive = 4
@@ -277,7 +283,8 @@ class ExchangeConfig:
     hosts among them; vectors of bags are added before they cross, rows asked for once a host, and tables dealt within
     hosts (docs/exchange.md). It needs exchange.windows. auto: that of fewest seconds a step, with forms that are auto,
     by bytes that are counted on the first exchange.auto_steps batches and prices that are measured; a run that goes on
-    has what its checkpoint says. Changes no result beyond the order of sums; but a dynamic table that becomes full has
+    has what its checkpoint says. Changes no result beyond the order of sums; but with codec dct elements are chosen of
+    sums, and a dynamic table that becomes full has
     other ids, where it is dealt to fewer owners."""
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hpcrec.exchange.layout import Layout, Partial
 from hpcrec.exchange.tensors import Where, tensor_of
-from hpcrec.operators.base import Learned, Operator, over, unflatten
+from hpcrec.operators.base import Operator, has_parameters, over, unflatten
 from hpcrec.types import Floats, Lookup
 
 
@@ -79,7 +79,7 @@ class Inputs(Mapping[str, Tensor]):
         with torch.no_grad():
             return {
                 name: self._result(name, operator)
-                if isinstance(operator, Learned) or name not in self._results
+                if has_parameters(operator) or name not in self._results
                 else self._results[name].detach()
                 for name, operator in operators.items()
             }

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -62,6 +63,12 @@ class TowerOptions:
     module_layers: int = 1
 
     def __post_init__(self) -> None:
+        for option, module in (("mixed", "linear"), ("module_layers", "cross")):
+            plain = type(self).__dataclass_fields__[option].default
+            if getattr(self, option) != plain and self.module != module and ":" not in self.module:
+                raise ConfigError(
+                    f"model dmt: {option} is of module {module!r}, and module is {self.module!r}; leave it out"
+                )
         require_count("dmt", "n_towers", self.n_towers, at_least=1)
         require_count("dmt", "mixed", self.mixed, at_least=0)
         require_count("dmt", "module_layers", self.module_layers, at_least=1)
@@ -119,14 +126,21 @@ class Towers(RecModel):
         Features that none has.
     """
 
-    def __init__(self, features: Sequence[Feature], width: int, pooling: Pooling | None, options: TowerOptions) -> None:
+    def __init__(
+        self,
+        features: Sequence[Feature],
+        width: int,
+        pooling: Pooling | None,
+        options: TowerOptions,
+        folder: Path | None,
+    ) -> None:
         super().__init__()
         of = {feature.name: feature for feature in features}
         self.features_of = _dealt(options, list(of))
         inside = {name for tower in self.features_of for name in tower}
         self.outside_of = tuple(name for name in of if name not in inside)
         self.columns = options.columns or _columns(options, width, min(map(len, self.features_of)))
-        how: Any = {"mixed": options.mixed, "layers": options.module_layers}
+        how: Any = {"mixed": options.mixed, "layers": options.module_layers, "folder": folder}
         self._each: list[TowerModule] = [
             make_module(options.module, len(tower), width, self.columns, options.ratio, **how)
             for tower in self.features_of
@@ -174,9 +188,10 @@ class DMTDLRM(Towers):
         n_labels: int = 1,
         pooling: Pooling | None = None,
         options: DMTDLRMOptions | None = None,
+        folder: Path | None = None,
     ) -> None:
         options = options or DMTDLRMOptions()
-        super().__init__(features, width, pooling, options)
+        super().__init__(features, width, pooling, options, folder)
         columns, n_outside = self.columns, len(self.outside_of)
         n_vectors = (n_dense > 0) + sum(tower.vectors for tower in self._each) + n_outside
         if n_vectors < 2:
@@ -218,9 +233,10 @@ class DMTDCN(Towers):
         n_labels: int = 1,
         pooling: Pooling | None = None,
         options: DMTDCNOptions | None = None,
+        folder: Path | None = None,
     ) -> None:
         options = options or DMTDCNOptions()
-        super().__init__(features, width, pooling, options)
+        super().__init__(features, width, pooling, options, folder)
         given = sum(tower.elements for tower in self._each)
         n_in = n_dense + given + len(self.outside_of) * width
         n_deep = options.hidden[-1] if options.hidden else n_in
@@ -243,7 +259,8 @@ def _columns(options: TowerOptions, width: int, smallest: int) -> int:
     """Of the vectors of towers, the smallest of which has so many features."""
     if options.module == "identity":
         return width
-    one = math.floor(smallest * width / options.ratio) // max(1, options.mixed * smallest)
+    mixed = options.mixed if options.module == "linear" else 0
+    one = math.floor(smallest * width / options.ratio) // max(1, mixed * smallest)
     return max(1, min(width // 2, one))
 
 
@@ -255,7 +272,11 @@ def tower_name(number: int) -> str:
 def _dealt(options: TowerOptions, names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
     """Features of each tower."""
     if not options.towers:
-        n, n_towers = len(names), min(options.n_towers, len(names))
+        n, n_towers = len(names), options.n_towers
+        if n_towers > n:
+            raise ConfigError(
+                f"model dmt: n_towers is {n_towers}; there are {n} features, and a tower has one at least"
+            )
         cuts = [n * tower // n_towers for tower in range(n_towers + 1)]
         return tuple(tuple(names[a:b]) for a, b in pairwise(cuts))
     seen: set[str] = set()

@@ -50,7 +50,7 @@ def load_model(
         The module is not found or does not import, it has no such function, the function does not take these
         arguments, or what it returns is no model.
     """
-    build = _find(path, folder)
+    build = find(path, folder)
     keywords: dict[str, Any] = {"width": width, "n_labels": n_labels, **({"pooling": pooling} if pooling else {})}
     for key in options or {}:
         if key in keywords:
@@ -107,6 +107,22 @@ def check_model(name: str, model: object, features: Sequence[Feature]) -> None:
         if isinstance(operator, Learned):
             _check_weights(f"model {name}: operator {key!r}", operator)
     tables_of(operators)
+    _check_registered(name, model, operators)
+
+
+def _check_registered(name: str, model: nn.Module, operators: Mapping[str, Operator]) -> None:
+    """Parameters that an operator computes with are the model's: else nothing would train, sum or save them."""
+    known = {id(parameter) for parameter in model.parameters()}
+    for key, operator in operators.items():
+        module = getattr(operator, "module", None)
+        strays = (
+            [] if not isinstance(module, nn.Module) else [n for n, p in module.named_parameters() if id(p) not in known]
+        )
+        if strays:
+            raise ConfigError(
+                f"model {name}: operators[{key!r}] computes with parameters that are not the model's: "
+                f"{', '.join(strays)}. Make its module an attribute of the model, as self.towers = nn.ModuleList([...])"
+            )
 
 
 def _check_weights(where: str, operator: Learned) -> None:
@@ -123,8 +139,14 @@ def _check_weights(where: str, operator: Learned) -> None:
             )
 
 
-def _find(path: str, folder: Path | None) -> Callable[..., Any]:
-    """The builder that ``path`` names."""
+def find(path: str, folder: Path | None) -> Callable[..., Any]:
+    """The builder that ``package.module:build`` names, looked for in ``folder`` first, where there is one.
+
+    Raises
+    ------
+    ConfigError
+        The module does not import, or has no such function.
+    """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"model {path}: the import path of a builder is written 'package.module:build'")

@@ -7,9 +7,10 @@ linear one, [DLRM] for products, [DCNv2] for crosses. Knows no features and no r
 Legend: ``B`` samples, ``F`` vectors of a tower, ``N`` their width, ``D`` columns of the vectors that it gives.
 """
 
-import importlib
+import inspect
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from hpcrec.errors import ConfigError
 from hpcrec.models.layers import CrossNetV2, DotInteraction, affine
+from hpcrec.models.own import find
 
 
 class TowerModule(nn.Module):
@@ -105,7 +107,15 @@ NAMES = ("identity", "linear", "products", "cross")
 
 
 def make_module(
-    name: str, n_vectors: int, width: int, columns: int, ratio: float, *, mixed: int, layers: int
+    name: str,
+    n_vectors: int,
+    width: int,
+    columns: int,
+    ratio: float,
+    *,
+    mixed: int,
+    layers: int,
+    folder: Path | None = None,
 ) -> TowerModule:
     """A tower's module.
 
@@ -124,6 +134,8 @@ def make_module(
         Vectors that each feature's becomes, of ``linear``.
     layers : int
         Of crosses, of ``cross``.
+    folder : Path, optional
+        Where a user's own module is looked for first.
 
     Raises
     ------
@@ -135,12 +147,12 @@ def make_module(
     if name == "identity":
         if columns != width or ratio != 1:
             raise ConfigError(
-                f"module 'identity' gives vectors as they are, so that columns has to be the width, {width}, and ratio "
-                f"1; they are {columns} and {ratio:g}"
+                "model.options.module 'identity' gives vectors as they are, so that columns has to be the width, "
+                f"{width}, and ratio 1; they are {columns} and {ratio:g}"
             )
         return Identity(n_vectors, width)
     if ":" in name:
-        return _own(name, n_vectors, width, columns, elements)
+        return _own(find(name, folder), name, n_vectors, width, columns, elements)
     kept = mixed * n_vectors if name == "linear" else 0
     n_pairs = n_vectors * (n_vectors - 1) // 2
     numbers = max(0, min(n_pairs, elements - columns)) if name == "products" else 0
@@ -157,25 +169,27 @@ def make_module(
     if name == "cross":
         return Cross(n_vectors, width, columns, projections, layers)
     raise ConfigError(
-        f"module is {name!r}; allowed are {', '.join(NAMES)}, or the import path of your own, as 'package.module:build'"
+        f"model.options.module is {name!r}; allowed are {', '.join(NAMES)}, or the import path of your own, as "
+        "'package.module:build'"
     )
 
 
-def _own(path: str, n_vectors: int, width: int, columns: int, elements: int) -> TowerModule:
-    module_name, _, attribute = path.partition(":")
+def _own(build: Callable[..., Any], path: str, n_vectors: int, width: int, columns: int, elements: int) -> TowerModule:
     try:
-        build: Callable[..., Any] = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"module {path}: it cannot be imported: {error}") from error
+        inspect.signature(build).bind(n_vectors, width, columns, elements)
+    except TypeError as error:
+        raise ConfigError(
+            f"model.options.module {path}: it cannot be called with (n_vectors, width, columns, elements): {error}"
+        ) from error
     module = build(n_vectors, width, columns, elements)
     if not isinstance(module, TowerModule):
         raise ConfigError(
-            f"module {path}: it returned a {type(module).__name__}; it has to be a hpcrec.models.TowerModule, "
-            "which says how many vectors it gives, of how many columns, and how many numbers"
+            f"model.options.module {path}: it returned a {type(module).__name__}; it has to be a "
+            "hpcrec.models.TowerModule, which says how many vectors it gives, of how many columns, and how many numbers"
         )
     if module.columns != columns or not 0 < module.elements <= elements:
         raise ConfigError(
-            f"module {path}: it gives {module.vectors} vectors of {module.columns} columns and {module.numbers} "
-            f"numbers; asked for are vectors of {columns} columns, and {elements} elements at most"
+            f"model.options.module {path}: it gives {module.vectors} vectors of {module.columns} columns and "
+            f"{module.numbers} numbers; asked for are vectors of {columns} columns, and {elements} elements at most"
         )
     return module

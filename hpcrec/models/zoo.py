@@ -23,10 +23,11 @@ from hpcrec.types import Feature
 
 @dataclass(frozen=True, kw_only=True)
 class ZooEntry:
-    """A model of the zoo and the type of its options."""
+    """A model of the zoo, the type of its options, and whether they may name code of a user's, found in a folder."""
 
     build: Callable[..., RecModel]
     options: type
+    own: bool = False
 
 
 MODELS = {
@@ -36,8 +37,8 @@ MODELS = {
     "wide_deep": ZooEntry(build=WideDeep, options=WideDeepOptions),
     "dcn": ZooEntry(build=DCN, options=DCNOptions),
     "dlrm": ZooEntry(build=DLRM, options=DLRMOptions),
-    "dmt_dlrm": ZooEntry(build=DMTDLRM, options=DMTDLRMOptions),
-    "dmt_dcn": ZooEntry(build=DMTDCN, options=DMTDCNOptions),
+    "dmt_dlrm": ZooEntry(build=DMTDLRM, options=DMTDLRMOptions, own=True),
+    "dmt_dcn": ZooEntry(build=DMTDCN, options=DMTDCNOptions, own=True),
 }
 
 
@@ -127,6 +128,9 @@ def build_model(
             name, features, n_dense, width=width, n_labels=n_labels, pooling=pooling, options=options, folder=folder
         )
     checked = make_options(name, options or {})
-    model = MODELS[name].build(features, n_dense, width=width, n_labels=n_labels, pooling=pooling, options=checked)
+    place = {"folder": folder} if MODELS[name].own else {}
+    model = MODELS[name].build(
+        features, n_dense, width=width, n_labels=n_labels, pooling=pooling, options=checked, **place
+    )
     check_model(name, model, features)
     return model

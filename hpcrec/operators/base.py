@@ -29,11 +29,13 @@ class Operator(Protocol):
     computed: all on the dense rank that pooled the vectors itself (``finish(partial(pooled))``), or one on each holder.
 
     ``partial`` gets a vector for each of the operator's lookups that a holder has, in their order; zeros stand for an
-    empty bag, which is the neutral element of every reduction here. An operator with dense parameters is ``Learned``.
+    empty bag, which is the neutral element of every reduction here. An operator whose dense parameters holders may
+    train is ``Learned``.
 
     All methods are plain torch and run under autograd: the gradients need no code of their own.
 
-    Two more attributes may be left out, and say what an operator needs (``is_pooled``, ``meets``):
+    Three more attributes may be left out, and say what an operator needs (``is_pooled``, ``meets``,
+    ``has_parameters``):
 
     ``pooled`` = True
         It reads one vector a lookup and sample, the pooled bag. False: a vector for each id of a bag, and the lengths
@@ -42,6 +44,9 @@ class Operator(Protocol):
         Its partial result is defined over any of its lookups. True: only over all of them together, for it is no
         reduction over lookups (a tower). So it is computed where all their vectors meet, which is the dense rank, and
         ``reduce`` is never called; ``shapes`` may say what the result would be.
+    ``parametrized`` = False
+        Its result follows from vectors alone. True: from dense parameters of the model too, which are no weights of a
+        lookup each, so that another model of the same kind has another result.
 
     Attributes
     ----------
@@ -135,6 +140,11 @@ def is_pooled(operator: Operator) -> bool:
 def meets(operator: Operator) -> bool:
     """Whether its partial result exists only where all of its lookups meet; of one that does not say so it does not."""
     return bool(getattr(operator, "meets", False))
+
+
+def has_parameters(operator: Operator) -> bool:
+    """Whether its result follows from dense parameters too."""
+    return isinstance(operator, Learned) or bool(getattr(operator, "parametrized", False))
 
 
 def check_pooled(operators: Mapping[str, Operator]) -> None:

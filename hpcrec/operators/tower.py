@@ -45,6 +45,11 @@ class Tower:
         return True
 
     @property
+    def parametrized(self) -> bool:
+        """The module's parameters are the model's."""
+        return True
+
+    @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """One vector a sample."""
         return ((self.elements,),)

@@ -19,6 +19,7 @@ from hpcrec.errors import ConfigError
 
 LOADS = ("features", "bytes", "lookups")
 _ROUNDS, _STRESS_ROUNDS = 50, 300
+_SOLVE_S = 5.0  # of a program; those of a hundred families and towers that can be had take some hundredths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +103,11 @@ def find_towers(
             f"towers: {n_towers} of them are asked for, of {n} families of tables; a tower has one at least."
         )
     share_FL = _shares(families, n_towers)
-    bound, reason = _even(share_FL, n_towers, most_uneven)
+    bound_L, reason = _even(share_FL, n_towers, most_uneven)
     points_FK = points_by_stress(distance_FF, min(n - 1, max(2, n_towers - 1)) if n > 1 else 1)
     rng, best = np.random.default_rng(seed), None
     for _ in range(starts):
-        found = _clustered(points_FK, share_FL, bound, n_towers, rng)
+        found = _clustered(points_FK, share_FL, bound_L, n_towers, rng)
         if best is None or found[1] < best[1] - 1e-12:
             best = found
     assert best is not None
@@ -156,30 +157,36 @@ def _shares(families: Sequence[FamilyLoad], n_towers: int) -> NDArray[np.float64
     return loads_FL * n_towers / np.maximum(loads_FL.sum(0), 1e-300)
 
 
-def _even(share_FL: NDArray[np.float64], n_towers: int, most_uneven: float) -> tuple[float, str]:
-    """How far loads may be from an even share: as asked for, or as little as can be had; and why it is more."""
-    n, n_loads = share_FL.shape
-    each, n_free = _in_one_tower(n, n_towers), n * n_towers
-    loads = np.vstack([np.kron(share_FL[:, load], np.eye(n_towers)) for load in range(n_loads)])
-    slack = np.ones((len(loads), 1))
-    found = milp(
-        np.r_[np.zeros(n_free), 1.0],  # the largest distance of a load from 1
-        constraints=[
-            LinearConstraint(np.hstack([each, np.zeros((n, 1))]), 1, 1),
-            LinearConstraint(np.hstack([loads, -slack]), -np.inf, 1),
-            LinearConstraint(np.hstack([loads, slack]), 1, np.inf),
-        ],
-        integrality=np.r_[np.ones(n_free), 0],
-        bounds=Bounds(np.zeros(n_free + 1), np.r_[np.ones(n_free), np.inf]),
-    )
-    least = float(found.x[-1])
-    if least <= most_uneven:
-        return most_uneven, ""
-    heavy = [f"one family has {share_FL[:, i].max():.2f} of an even tower's {name}" for i, name in enumerate(LOADS)
-             if share_FL[:, i].max() > 1 + most_uneven]  # fmt: skip
-    return least, f"no {n_towers} towers of these families are nearer to even than {100 * least:.0f} %" + (
-        ": " + ", ".join(heavy) if heavy else ""
-    )
+def _even(share_FL: NDArray[np.float64], n_towers: int, most_uneven: float) -> tuple[NDArray[np.float64], str]:
+    """How far each load may be from an even share [L]: as asked for, or as little as can be had; and why.
+
+    What cannot be had of one load does not loosen the others: numbers of features come first, then bytes, then lookups.
+    """
+    bound_L, reasons = np.full(len(LOADS), most_uneven), []
+    if _solved(share_FL, n_towers, bound_L) is not None:
+        return bound_L, ""
+    bound_L[:] = np.inf
+    for load, name in enumerate(LOADS):
+        bound_L[load] = most_uneven
+        if _solved(share_FL, n_towers, bound_L) is None:
+            bound_L[load] = _least(share_FL, n_towers, bound_L, load)
+            heavy = share_FL[:, load].max()
+            reasons.append(
+                f"{name} are even to {100 * bound_L[load]:.0f} % at best"
+                + (f" (one family has {heavy:.2f} of an even share)" if heavy > 1 + most_uneven else "")
+            )
+    return bound_L, "; ".join(reasons)
+
+
+def _least(share_FL: NDArray[np.float64], n_towers: int, bound_L: NDArray[np.float64], load: int) -> float:
+    """The least unevenness of a load, the others within their bounds; to a hundredth, by bisection."""
+    low, high = 0.0, float(max(n_towers, share_FL[:, load].max()))
+    while high - low > 0.01:
+        middle = (low + high) / 2
+        tried = bound_L.copy()
+        tried[load] = middle
+        low, high = (middle, high) if _solved(share_FL, n_towers, tried) is None else (low, middle)
+    return high
 
 
 def _in_one_tower(n: int, n_towers: int) -> NDArray[np.float64]:
@@ -188,42 +195,58 @@ def _in_one_tower(n: int, n_towers: int) -> NDArray[np.float64]:
     return rows
 
 
-def _assigned(cost_FT: NDArray[np.float64], share_FL: NDArray[np.float64], most_uneven: float) -> NDArray[np.int64]:
-    """The cheapest assignment of families to towers that are so even."""
-    n, n_towers = cost_FT.shape
-    loads = np.vstack([np.kron(share_FL[:, load], np.eye(n_towers)) for load in range(share_FL.shape[1])])
+def _solved(
+    share_FL: NDArray[np.float64],
+    n_towers: int,
+    bound_L: NDArray[np.float64],
+    cost_FT: NDArray[np.float64] | None = None,
+) -> NDArray[np.int64] | None:
+    """The cheapest towers within bounds, none of them empty; without costs any. None where none was found in time."""
+    n = len(share_FL)
+    each = _in_one_tower(n, n_towers)
+    filled = np.kron(np.ones(n), np.eye(n_towers))
+    constraints = [LinearConstraint(each, 1, 1), LinearConstraint(filled, 1, np.inf)]
+    for load in np.flatnonzero(np.isfinite(bound_L)).tolist():
+        rows = np.kron(share_FL[:, load], np.eye(n_towers))
+        constraints.append(LinearConstraint(rows, 1 - bound_L[load] - 1e-6, 1 + bound_L[load] + 1e-6))
+    upper = np.ones((n, n_towers))
+    if cost_FT is None:  # towers are alike then: family f is in one of the first f + 1
+        upper = np.tril(upper)
     found = milp(
-        cost_FT.ravel(),
-        constraints=[
-            LinearConstraint(_in_one_tower(n, n_towers), 1, 1),
-            LinearConstraint(loads, 1 - most_uneven - 1e-6, 1 + most_uneven + 1e-6),
-        ],
+        np.zeros(n * n_towers) if cost_FT is None else cost_FT.ravel(),
+        constraints=constraints,
         integrality=np.ones(n * n_towers),
-        bounds=Bounds(0, 1),
+        bounds=Bounds(0, upper.ravel()),
+        options={"time_limit": _SOLVE_S, "mip_rel_gap": 1e-4},
     )
-    assert found.x is not None, "there are towers that are so even"
-    tower_of: NDArray[np.int64] = np.asarray(found.x).reshape(n, n_towers).argmax(1)
-    return tower_of
+    return None if found.x is None else np.asarray(found.x).reshape(n, n_towers).argmax(1)
 
 
 def _clustered(
     points_FK: NDArray[np.float64],
     share_FL: NDArray[np.float64],
-    most_uneven: float,
+    bound_L: NDArray[np.float64],
     n_towers: int,
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.int64], float]:
     """One start of k-means: towers, and the sum of squared distances to their middles."""
-    middles_TK = points_FK[_far_apart(points_FK, n_towers, rng)]
-    tower_of = np.full(len(points_FK), -1)
+    middles_TK, tower_of = points_FK[_far_apart(points_FK, n_towers, rng)], None
     for _ in range(_ROUNDS):
         cost_FT = np.square(points_FK[:, None] - middles_TK[None]).sum(2)
-        found = _assigned(cost_FT, share_FL, most_uneven)
-        if np.array_equal(found, tower_of):
-            break
+        found = _solved(share_FL, n_towers, bound_L, cost_FT)
+        if found is None or (tower_of is not None and np.array_equal(found, tower_of)):
+            break  # not in time: the towers of the round before
         tower_of = found
-        middles_TK = np.stack([points_FK[tower_of == tower].mean(0) for tower in range(n_towers)])
-    return tower_of, float(np.square(points_FK - middles_TK[tower_of]).sum())
+        middles_TK = _middles(points_FK, tower_of, n_towers)
+    if tower_of is None:
+        tower_of = _solved(share_FL, n_towers, bound_L)
+        assert tower_of is not None, "there are towers within these bounds"
+    return tower_of, float(np.square(points_FK - _middles(points_FK, tower_of, n_towers)[tower_of]).sum())
+
+
+def _middles(points_FK: NDArray[np.float64], tower_of: NDArray[np.int64], n_towers: int) -> NDArray[np.float64]:
+    """Of the points of each tower."""
+    return np.stack([points_FK[tower_of == tower].mean(0) for tower in range(n_towers)])
 
 
 def _far_apart(points_FK: NDArray[np.float64], n: int, rng: np.random.Generator) -> list[int]:

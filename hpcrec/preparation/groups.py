@@ -66,13 +66,14 @@ def planted(how: PlantedGroups, seed: int = 0) -> SyntheticSpec:
     for some_P, share in ((across_P, how.cross), (~across_P, 1 - how.cross)):
         if some_P.any():
             weight_P[some_P] *= np.sqrt(share / np.square(weight_P[some_P]).sum())
+    kept = [(names[a], names[b], weight) for (a, b), weight in zip(pairs, weight_P.tolist(), strict=True) if weight]
     features = (
         SyntheticFeature(name=name, cardinality=how.cardinality, exponent=0.5, mean_ids=how.mean_ids) for name in names
     )
     return SyntheticSpec(
         features=tuple(features),
-        pairs=tuple((names[a], names[b]) for a, b in pairs),
-        pair_weights=tuple(weight_P.tolist()),
+        pairs=tuple((a, b) for a, b, _ in kept),
+        pair_weights=tuple(weight for *_, weight in kept),
         groups=tuple(tuple(names[f] for f in np.flatnonzero(group_of == g)) for g in range(how.groups)),
         n_dense=4,
         rank=how.rank,

@@ -124,7 +124,15 @@ def advise_reader(session: Session, checkpoint: Checkpoint, *, auto: bool, whole
     then, now = len(checkpoint.state.get("thresholds", [])), session.topology.size
     dataset = session.parts.splits["test"].dataset
     several = [f.name for f in dataset.features if dataset.jagged(f.name) and f.name not in whole]
-    if then and then != now and several:
+    summed = [name for name in checkpoint.state.get("summed", []) if name in several]
+    if summed:
+        warnings.warn(
+            f"the run chose elements of vectors that hosts had added, of {', '.join(summed[:8])}; who reads it adds "
+            "none, and chooses elements of each owner's part, so that other elements may cross. Read it on one rank, "
+            "where vectors are whole, or train with embedding.tables.<table>.shard = 'table'.",
+            stacklevel=4,
+        )
+    elif then and then != now and several:
         warnings.warn(
             f"{now} rank{'s' * (now > 1)} read{'s' * (now == 1)} a run of {then}: where a table's rows are dealt to "
             "owners, each thresholds its own part of a bag, so that other elements may cross of features with several "

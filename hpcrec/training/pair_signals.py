@@ -1,8 +1,9 @@
 """What features of a DLRM have to do with each other: by how they move its logits together, and how alike vectors are.
 
 Two signals, of each pair of features, over batches that it trains on. *Interaction strength*: what the logit changes by
-their dot product, the mean over samples of |d logit / d product x (product - its mean in the batch)|. *Cosine*: the
-mean of |cos| of their pooled vectors [DMT]. Knows the model's interaction; knows no towers and no ranks.
+their dot product, the mean over samples of |d logit / d product x (product - its mean)|, the mean that of a rank's part
+of the batch. *Cosine*: the mean of |cos| of their pooled vectors [DMT]. Knows the model's interaction; knows no towers
+and no ranks.
 
 Legend: ``B`` samples, ``F`` features, ``P`` pairs of vectors.
 """
@@ -33,7 +34,8 @@ class PairSignals:
     Attributes
     ----------
     sums : float64 [1 + 2 F F]
-        Samples; then interaction strengths, and cosines, times samples. Those of ranks add up.
+        Samples; then interaction strengths, and cosines, times samples. Those of ranks add up. Of a step that was left
+        out, because something in it is not finite, nothing is in them.
     """
 
     def __init__(self, model: nn.Module, n_features: int) -> None:
@@ -42,17 +44,21 @@ class PairSignals:
         self._model, self._n = model, n_features
         self._first = 0 if model.bottom is None else 1  # the dense inputs' vector is before the features'
         self._out: Tensor | None = None
+        self._now = np.zeros(1 + 2 * n_features * n_features)
         self.sums = np.zeros(1 + 2 * n_features * n_features)
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """While it lasts, what the model computes forward is looked at."""
+        """While it lasts, what the model computes forward is looked at; it counts where all of it is finite."""
+        self._now[:] = 0
         hooks = [
             self._model.interaction.register_forward_hook(self._products),
             self._model.register_forward_hook(self._logits),
         ]
         try:
             yield
+            if np.isfinite(self._now).all():
+                self.sums += self._now
         finally:
             for hook in hooks:
                 hook.remove()
@@ -62,8 +68,8 @@ class PairSignals:
         with torch.no_grad():
             unit_BFD = functional.normalize(given[0].detach().double(), dim=2)
             cosine_FF = (unit_BFD @ unit_BFD.transpose(1, 2)).abs().sum(0)
-        self.sums[0] += len(out)
-        self.sums[1 + self._n**2 :] += cosine_FF.flatten().cpu().numpy()
+        self._now[0] += len(out)
+        self._now[1 + self._n**2 :] += cosine_FF.flatten().cpu().numpy()
 
     def _logits(self, _: nn.Module, __: tuple[Any, ...], logits: Tensor) -> None:
         out, self._out = self._out, None
@@ -79,7 +85,7 @@ class PairSignals:
         mine = column >= self._first
         strength_FF = np.zeros((self._n, self._n))
         strength_FF[row[mine] - self._first, column[mine] - self._first] = strength_P[mine]
-        self.sums[1 : 1 + self._n**2] += (strength_FF + strength_FF.T).ravel()
+        self._now[1 : 1 + self._n**2] += (strength_FF + strength_FF.T).ravel()
 
 
 def signals_of(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

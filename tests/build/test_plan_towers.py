@@ -106,6 +106,6 @@ def test_the_command_writes_what_a_run_reads(tmp_path: Path) -> None:
         assert sorted(name for tower in towers for name in tower) == [f"f{n}" for n in range(9)] and len(towers) == 2
         assert "They are less even" not in done.stderr
     assert (
-        "less even than was asked for: no 2 towers of these families are nearer to even than 11 %"
+        "less even than was asked for: features are even to 1"
         in subprocess.run([*line, "--uneven", "0.05"], capture_output=True, text=True, timeout=200).stderr
     )

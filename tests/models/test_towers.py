@@ -1,5 +1,6 @@
 """Towers and their modules: by their definitions, a sample at a time in NumPy; identity towers are the flat models."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,12 +9,12 @@ import torch
 from torch import Tensor
 
 from hpcrec.errors import ConfigError
-from hpcrec.models import TowerModule, build_model, make_options
+from hpcrec.models import TowerModule, build_model, check_model, make_options
 from hpcrec.models.dmt import OUTSIDE, Towers, tower_name
 from hpcrec.models.tower_modules import make_module
 from hpcrec.operators import Tower
 from hpcrec.operators.base import meets
-from hpcrec.types import Feature
+from hpcrec.types import Feature, Lookup
 
 NAMES = ("user", "item", "genre", "site", "hour", "tag")
 FEATURES = tuple(Feature(name=name, cardinality=7) for name in NAMES)
@@ -192,11 +193,17 @@ def test_a_module_of_one_s_own() -> None:
         ({"ratio": float("nan")}, "ratio is nan"),
         ({"n_towers": 0}, "n_towers is 0"),
         ({"columns": 0}, "columns is 0"),
-        ({"module": "mean"}, "module is 'mean'; allowed are identity, linear, products, cross, or the import path"),
+        ({"n_towers": 7}, "n_towers is 7; there are 6 features"),
+        ({"mixed": 1}, "mixed is of module 'linear', and module is 'products'; leave it out"),
+        ({"module_layers": 2}, "module_layers is of module 'cross'"),
+        (
+            {"module": "mean"},
+            "model.options.module is 'mean'; allowed are identity, linear, products, cross, or the import path",
+        ),
         ({"module": "identity"}, "columns has to be the width, 8, and ratio 1; they are 8 and 4"),
         ({"columns": 8, "ratio": 4}, "of 3 features of width 8 at ratio 4 may give 6 elements, and .* needs 8"),
         ({"module": "linear", "mixed": 2, "columns": 4, "ratio": 4}, "may give 6 elements, and .* needs 24"),
-        ({"module": "tests.models.test_towers:no"}, "it cannot be imported"),
+        ({"module": "tests.models.test_towers:no"}, "has no function 'no'"),
         ({"module": "tests.models.test_towers:nothing"}, "returned a Identity; it has to be a hpcrec.models.TowerM"),
         ({"module": "tests.models.test_towers:too_many", "columns": 2}, "gives 1 vectors of 2 columns and 6 numbers"),
     ],
@@ -204,6 +211,33 @@ def test_a_module_of_one_s_own() -> None:
 def test_what_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         build("dmt_dlrm", {**SMALL["dlrm"], **options})
+
+
+def test_a_module_is_looked_for_beside_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "beside_tower.py").write_text(
+        "from tests.models.test_towers import Means\n"
+        "def build(n_vectors, width, columns, elements):\n    return Means(1, columns)\n"
+        "def other(n_vectors):\n    pass\n"
+    )
+    options = {"module": "beside_tower:build", "columns": 2}
+    model = build_model("dmt_dcn", FEATURES, N_DENSE, width=WIDTH, options=options, folder=tmp_path)
+    assert type(model.towers[0]).__name__ == "Means"
+    with pytest.raises(ConfigError, match=r"beside_tower:other: it cannot be called with \(n_vectors, width, columns"):
+        build_model("dmt_dcn", FEATURES, N_DENSE, width=WIDTH, options={"module": "beside_tower:other"})
+
+
+def test_a_tower_whose_parameters_are_not_the_model_s_is_refused() -> None:
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            lookups = tuple(Lookup(feature=name, table=name, pooling="sum") for name in NAMES)
+            made = module("linear", len(NAMES), columns=4, ratio=4)
+            self.operators = {"mine": Tower(lookups=lookups, width=WIDTH, module=made, elements=made.elements)}
+
+    with pytest.raises(
+        ConfigError, match=r"operators\['mine'\] computes with parameters that are not the model's: proj"
+    ):
+        check_model("own", Own(), FEATURES)
 
 
 def test_options_are_written_as_they_were_given() -> None:

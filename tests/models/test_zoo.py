@@ -35,7 +35,7 @@ VARIANTS = [
     ("dmt_dlrm", {"towers": [["genre", "user"]], "module": "linear", "mixed": 1, "columns": 2, "ratio": 3}),
     ("dmt_dlrm", {"towers": [["user", "item", "genre"]], "module": "products", "columns": 1, "ratio": 3}),
     ("dmt_dlrm", {"module": "identity", "ratio": 1, "top": [], "dropout": 0.5}),
-    ("dmt_dlrm", {"n_towers": 9, "module": "cross", "ratio": 1.5}),
+    ("dmt_dlrm", {"n_towers": 3, "module": "cross", "ratio": 1.5}),
     ("dmt_dcn", {"towers": [["item"]], "module": "linear", "hidden": [], "low_rank": 2}),
     ("dmt_dcn", {"module": "products", "structure": "stacked", "hidden": [4]}),
 ]

@@ -1,6 +1,7 @@
 """Towers from distances: planted groups are found, bounds are kept, and what cannot be even says why."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -75,13 +76,30 @@ def test_by_brute_force_no_towers_are_nearer() -> None:
 def test_what_cannot_be_so_even_is_as_even_as_it_can_be_and_says_why() -> None:
     distance = planted(np.arange(4), 0, 1, 0.1, 0)
     heavy = find_towers(distance, families([1] * 4, [9, 1, 1, 1]), 2)
-    assert heavy.reason == (
-        "no 2 towers of these families are nearer to even than 50 %: one family has 1.50 of an even tower's bytes"
+    assert heavy.reason.startswith("bytes are even to 67 %") and heavy.reason.endswith(
+        "(one family has 1.50 of an even share)"
     )
-    assert heavy.loads_TL.max() == pytest.approx(1.5)
+    assert heavy.loads_TL[:, 1].max() == pytest.approx(5 / 3)
+    assert (np.abs(heavy.loads_TL[:, [0, 2]] - 1) < 1e-9).all(), "which does not loosen the others"
     uneven = find_towers(distance, families([1] * 4, [4, 4, 4, 0.1]), 2)
-    assert uneven.reason.startswith("no 2 towers") and uneven.loads_TL[:, 1].max() == pytest.approx(8 / 6.05)
+    assert uneven.reason.startswith("bytes are even to 3") and uneven.loads_TL[:, 1].max() == pytest.approx(8 / 6.05)
     assert not find_towers(distance, families([1] * 4), 2).reason
+
+
+def test_no_tower_is_empty_and_one_heavy_table_leaves_the_rest_even() -> None:
+    few = find_towers(np.zeros((4, 4)), families([1] * 4, [9, 0.01, 0.01, 0.01]), 3)
+    assert sorted(np.bincount(few.tower_of)) == [1, 1, 2]
+    rng = np.random.default_rng(1)
+    n_bytes = [float(x) for x in rng.pareto(0.6, 26) + 0.1]
+    found = find_towers(planted(np.zeros(26, int), 0.2, 0.9, 0.8, 3), families([1] * 26, n_bytes), 8, starts=2)
+    assert set(np.bincount(found.tower_of)) <= {2, 3, 4} and "bytes" in found.reason and "features" in found.reason
+
+
+def test_as_many_families_as_criteo_has_columns() -> None:
+    began_s = time.monotonic()
+    found = find_towers(planted(np.repeat(np.arange(8), 5)[:39], 0.3, 0.9, 0.3, 5), families([1] * 39), 8, starts=3)
+    assert time.monotonic() - began_s < 60
+    assert sorted(np.bincount(found.tower_of)) == [4, *[5] * 7]
 
 
 @pytest.mark.parametrize("n_towers", [0, 3])

@@ -40,6 +40,7 @@ def test_groups_are_shuffled_and_of_the_seed() -> None:
     assert sorted(name for group in one.groups for name in group) == sorted(names)
     assert any(names.index(group[0]) + 3 != names.index(group[-1]) for group in one.groups)
     assert list(one.pairs) == list(combinations(names, 2))
+    assert len(planted(PlantedGroups(cross=0.0)).pairs) == 4 * 6, "pairs of weight 0 are left out"
     weights = np.array(one.pair_weights)
     assert 0.3 < (weights > 0).mean() < 0.7 and len(set(np.abs(weights))) == len(weights)
 

@@ -140,6 +140,7 @@ def test_learns_as_the_definition_does(folder: Path, optimizer: str, *, every: b
             "exchange": {"form": "auto", "auto_steps": 1, "ids": "read"},
         },
         {"exchange": {"prefetch": 0}, "data": {"shuffle": False, "prefetch": 0}},
+        {"model": {"name": "dmt_dlrm", "options": {"ratio": 2, "towers": [["user", "tag"], ["item", "history"]]}}},
     )
     numbered, roles_of_size = list(enumerate(cases)), roles_for(MPI.COMM_WORLD.size)
     chosen = itertools.product(roles_of_size, numbered) if every else zip(itertools.cycle(roles_of_size), numbered)
