@@ -1,6 +1,7 @@
 """Codec ``dct`` where owners of a host add vectors before they cross: elements of sums are chosen, not of parts."""
 
 import itertools
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.comm.ledger import TAGS
@@ -117,3 +119,24 @@ def test_thresholds_of_features_go_on_and_are_taken_up_on_other_hosts(
             assert before == after, "they live for 1000 batches"
             for table, of in rows.items() if name == "the same" else ():
                 np.testing.assert_array_equal(of, wanted[table], err_msg=table)
+
+
+@pytest.mark.parallel([3])
+def test_who_reads_a_run_that_chose_of_sums_is_warned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On as many ranks too: readers add nothing. Checkpoints say of which features."""
+    write_data(folder / "data.h5")
+    on_hosts(monkeypatch, (0, 0, 1))
+    data = {name: str(folder / "data.h5") for name in ("train", "test")}
+    codec: dict[str, Any] = {"codec": "dct", "dct": {"density": 0.5}}
+    more: dict[str, Any] = {"embedding": ROWS, "data": data, "train": {"dtype": "float32", "steps": 3}}
+    for path, expected in (("levels", True), ("flat", False)):
+        ran = config_of(folder / path, path, exchange=codec, topology=OWNERS_APART, **more)
+        finished(ran, lambda session: None, stop_at=3)
+        found = find_checkpoint(ran.run.folder)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            open_for_reading(ran, None, "last").close()
+        said = [str(w.message) for w in told if "vectors that hosts had added, of history" in str(w.message)]
+        with on_every_rank():
+            assert bool(said) == (expected and COMM.rank == 0), said
+            assert found is None or ("summed" in found.state) == expected
