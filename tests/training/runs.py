@@ -32,6 +32,8 @@ SMALL = {  # options of models that have towers: sizes of the papers add time an
     "dcn": {"hidden": [10, 8]},
     "deepfm": {"hidden": [10, 8]},
     "wide_deep": {"hidden": [10, 8]},
+    "dmt_dlrm": {"bottom": [12, 8], "top": [10]},
+    "dmt_dcn": {"hidden": [10, 8]},
 }
 SAMPLES, BATCH = 70, 13  # the last batch of an epoch has 5 samples: fewer for some ranks, none for others
 

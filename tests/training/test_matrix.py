@@ -34,6 +34,7 @@ DENSITY = 0.5  # of vectors: of fewer elements losses fall too slowly to be comp
 # Most that a loss may be off, as a share of what the plain run's falls by, twice what was seen: of dct the largest.
 # Between codecs and dense gradients they add up.
 OFF = {"fp32": 0.0, "fp16": 0.002, "bf16": 0.005, "dct of vectors": 0.6, "dct of features": 0.6}
+OFF_MODEL = {"dmt_dlrm": {"fp16": 0.056, "bf16": 0.056}}  # products of sums that begin near 0: signs turn
 OFF_DENSE = {"none": 0.0, "dct": 0.02}
 ROUNDING = 1e-5
 # Of values and gradients, by codec: most bytes beside fp32. Where vectors cross, dct keeps half of their elements, and
@@ -96,6 +97,8 @@ def run(folder: Path, case: Case) -> Found:
         exchange["dct"] = {"threshold": "feature", "density": DENSITY, "every": 2}
     dense: dict[str, Any] = {"dct": {"density": 0.25, "every": 2}} if case.dense == "dct" else {}
     folds = {"options": {"hidden": [2, 3]}} if case.model in ("deepfm", "wide_deep") else {}  # under form partial
+    if case.model.startswith("dmt_"):  # of vectors this narrow a tower gives too little by default to learn in 5 steps
+        folds = {"options": {"ratio": 1.0}}
     # Under form partial tables are whole, so that layers are folded; auto may copy others.
     tables = {name: {"shard": "table"} for name in ("user", "item", "tag") if case.form == "partial"}
     config = config_for(
@@ -132,7 +135,8 @@ def check(case: Case, found: Found, run: Run) -> None:
     """Beside the plain run of the model, and that of the same form and roles with nothing compressed."""
     plain = run(Case(case.model))
     fall = plain.losses[0] - plain.losses[-1]
-    off = (OFF[case.codec] + OFF_DENSE[case.dense]) * fall + ROUNDING
+    off_codec = OFF_MODEL.get(case.model, {}).get(case.codec, OFF[case.codec])
+    off = (off_codec + OFF_DENSE[case.dense]) * fall + ROUNDING
     assert np.isfinite(found.losses).all()
     assert fall > 0.01 and found.losses[0] - found.losses[-1] > 0.4 * fall, (case, found.losses, plain.losses)
     np.testing.assert_allclose(found.losses, plain.losses, rtol=0, atol=off, err_msg=str(case))
@@ -195,6 +199,6 @@ def test_every_pair_of_positions_trains(folder: Path) -> None:
 @pytest.mark.parallel([4])
 def test_every_combination_trains(folder: Path) -> None:
     found = all_of(folder, itertools.product(MODELS, FORMS, CODECS, DENSE, MODES), (check, check_neighbours))
-    assert len(found) == 6 * 3 * 5 * 2 * 2
+    assert len(found) == len(MODELS) * 3 * 5 * 2 * 2
     # Of 4 models with towers; but where owners train the first layer, what is left may be too little to threshold.
     assert 100 < sum(one.thresholded for one in found) <= 120 and sum(one.folded for one in found) >= 30
