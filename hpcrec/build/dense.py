@@ -28,7 +28,7 @@ from hpcrec.dense.sparse import codec_for
 from hpcrec.errors import ConfigError
 from hpcrec.exchange import slices
 from hpcrec.exchange.stages import STAGES
-from hpcrec.operators.base import Operator, weights_of
+from hpcrec.operators.base import Operator, module_weights, weights_of
 from hpcrec.training.parts import DensePart
 
 
@@ -81,6 +81,9 @@ class DenseSide:
         for name, operator in operators.items():
             for lookup, weight in zip(operator.lookups, weights_of(operator, operator.lookups), strict=False):
                 _check_weight(name, lookup.feature, name_of.get(weight), wholes)
+                wholes[name_of[weight]] = weight
+            for weight in module_weights(operator):
+                _check_module_weight(name, name_of.get(weight))
                 wholes[name_of[weight]] = weight
             for stage in STAGES.values():
                 for weight in stage.weights(operator):
@@ -185,6 +188,15 @@ def _check_weight(operator: str, feature: str, name: str | None, taken: Mapping[
         raise ConfigError(f"{where} is no parameter of the model. Make it one: assign it to a module of the model.")
     if name in taken:
         raise ConfigError(f"{where}, {name}, is that of another lookup too. Give each lookup a parameter of its own.")
+
+
+def _check_module_weight(operator: str, name: str | None) -> None:
+    """Likewise, of the module of an operator that meets; where several have it, it stays on dense ranks."""
+    if name is None:
+        raise ConfigError(
+            f"model: a parameter of the module of operator {operator!r} is no parameter of the model, so that it would "
+            "be neither trained nor saved. Assign the module to one of the model's."
+        )
 
 
 def _same_everywhere(model: nn.Module, wholes: Mapping[str, nn.Parameter], world: World) -> None:

@@ -26,9 +26,10 @@ from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, offered
 from hpcrec.exchange.forms.conditional import Keeping
 from hpcrec.exchange.masks import Thresholding
+from hpcrec.exchange.meetings import Places
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
-from hpcrec.operators.base import Operator
+from hpcrec.operators.base import Operator, meets
 from hpcrec.policy import POLICIES
 from hpcrec.policy.policy import Policy
 from hpcrec.types import Dynamic, Feature, Lookup, TableSpec
@@ -225,6 +226,7 @@ def make_offers(
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     thresholded, adds = config.exchange.codec == "dct", not reading and _hosts_add(config, topology, levels)
+    groups = {} if reading else _at_places(config, operators, topology)
     families = build_families(
         tables,
         dataset.features,
@@ -238,6 +240,7 @@ def make_offers(
         whole_rows=thresholded and config.exchange.dct.density < 1,
         hosts=[topology.host_of[rank] for rank in topology.owners],
         within=adds,
+        groups=groups,
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
@@ -259,10 +262,25 @@ def make_offers(
         kept=_kept_form(config),
         added=_added(families, topology) - one_hot if adds else frozenset(),
         merged=_merged(families, topology) if adds else frozenset(),
+        places=Places(topology.dense, topology.host_of) if groups else None,
     )
     every = tables_in(sets, tables)
     _check_names(every)
     return every, families_in(sets, families), offers
+
+
+def _at_places(config: Config, operators: Mapping[str, Operator], topology: Topology) -> dict[str, list[str]]:
+    """Features of the operators that are to be computed by the owners of one host: that meet, and leave their vectors.
+
+    Where forms are chosen (``auto``) dense ranks compute them.
+    """
+    default, found = _default_form(config), dict[str, list[str]]()
+    for name, operator in operators.items() if topology.groups == 1 else ():
+        features = list(dict.fromkeys(k.feature for k in operator.lookups))
+        forms = [config.exchange.forms.get(f, default) for f in features]
+        if meets(operator) and all(form != "auto" and FORMS[form].stays for form in forms):
+            found[name] = features
+    return found
 
 
 def _check_read(config: Config, tables: Iterable[str], beside: Iterable[str]) -> None:

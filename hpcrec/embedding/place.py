@@ -46,6 +46,8 @@ class Movable:
         whole; None where it cannot be, evenly.
     anywhere : bool
         Where its rows are dealt, to whom is left open.
+    group : str or None
+        Families of one group go to owners of one host, where it is open to whom.
     """
 
     cost: Cost
@@ -54,6 +56,7 @@ class Movable:
     parts: int | None = None
     way: str | None = None
     anywhere: bool = False
+    group: str | None = None
 
 
 def cost_of(specs: Sequence[TableSpec], mean_ids: float) -> Cost:
@@ -93,7 +96,8 @@ def place(
     The others go whole, dearest first, to the owner that is then the least loaded in what it has most of. While an
     owner would have more than ``BALANCE`` of the mean of either, less a margin, the dearest that are still whole are
     split too. ``hosts``: that of each owner. ``within``: rows that may be dealt to anybody are dealt to the owners of
-    one host, as many families as leave owners with no more than otherwise, or than that, the cheapest first.
+    one host, as many families as leave owners with no more than otherwise, or than that, the cheapest first. Families
+    of a group are dealt to the owners of their host, where they are split.
     """
     memory = sum(f.cost.memory for f in families.values()) or 1.0
     time = sum(f.cost.time for f in families.values()) or 1.0
@@ -128,6 +132,7 @@ def _placed(
     n_owners = len(of_host)
     load = [(0.0, 0.0)] * n_owners
     owners_of = {host: [o for o, at in enumerate(of_host) if at == host] for host in dict.fromkeys(of_host)}
+    owners_of_group = _dealt_groups(families, share, owners_of)
     placed: dict[str, tuple[str, tuple[int, ...]]] = {}
     dealt = 0
     whole_last = sorted(order, key=lambda n: families[n].kind == "auto" and n not in split)
@@ -140,9 +145,12 @@ def _placed(
             def with_it(o: int, memory: float = memory, time: float = time) -> tuple[float, float, int]:
                 return max(load[o][0] + memory, load[o][1] + time), sum(load[o]), o
 
-            n_parts = 1 if kind == "table" else family.parts or n_owners
-            chosen = sorted(sorted(range(n_owners), key=with_it)[:n_parts])
-            if kind == "host":
+            allowed = range(n_owners) if family.group is None else owners_of_group[family.group]
+            n_parts = 1 if kind == "table" else family.parts or len(allowed)
+            chosen = sorted(sorted(allowed, key=with_it)[:n_parts])
+            if kind == "host" and family.group is not None:
+                kind = "row" if len(chosen) > 1 else "table"
+            elif kind == "host":
                 chosen = min(owners_of.values(), key=lambda some: _fullest(some, load, memory, time))
                 kind = "row" if len(chosen) > 1 else "table"
             first = dealt % len(chosen) if kind == "row" else 0
@@ -152,6 +160,30 @@ def _placed(
             load[o] = (load[o][0] + memory / len(numbers), load[o][1] + time / len(numbers))
         placed[name] = (kind, numbers)
     return placed, max(max(both) for both in load)
+
+
+def _dealt_groups(
+    families: Mapping[str, Movable], share: Mapping[str, tuple[float, float]], owners_of: Mapping[int, Sequence[int]]
+) -> dict[str, Sequence[int]]:
+    """Owners of the host of each group: the dearest first, to the host that is then the least loaded an owner."""
+    groups: dict[str, list[str]] = {}
+    for name, family in families.items():
+        if family.group is not None:
+            groups.setdefault(family.group, []).append(name)
+    total = {g: [sum(share[n][i] for n in names) for i in (0, 1)] for g, names in groups.items()}
+    load = {host: [0.0, 0.0] for host in owners_of}
+    found: dict[str, Sequence[int]] = {}
+    for group in sorted(groups, key=lambda g: (-sum(total[g]), g)):
+        memory, time = total[group]
+
+        def with_it(host: int, memory: float = memory, time: float = time) -> tuple[float, float, int]:
+            had, n = load[host], len(owners_of[host])
+            return max(had[0] + memory, had[1] + time) / n, sum(had) / n, host
+
+        host = min(owners_of, key=with_it)
+        load[host] = [load[host][0] + memory, load[host][1] + time]
+        found[group] = owners_of[host]
+    return found
 
 
 def _fullest(

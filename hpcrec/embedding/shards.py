@@ -115,37 +115,45 @@ def build_families(
     whole_rows: bool = False,
     hosts: Sequence[int] = (),
     within: bool = False,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Family, ...]:
     """Places every table that a lookup reads.
 
     A family costs its owners memory (rows and optimizer state) and time (lookups, and the columns that each moves); of
     lookups the mean number of ids a sample is known, not their skew. See ``place.place``. ``reading``: each
     owner of a dynamic family has room for all of its rows. ``whole_rows``: none is split by columns that does not ask
-    for it. ``hosts``, of owners, and ``within`` as of ``place.place``.
+    for it. ``hosts``, of owners, and ``within`` as of ``place.place``. ``groups``: features by group, whose tables go
+    to owners of one host, none of them replicated, where the configuration leaves it open.
 
     Raises
     ------
     ConfigError
-        Tables that a feature links but that differ in rows, or a placement that cannot be had.
+        Tables that a feature links but that differ in rows, tables of two groups, or a placement that cannot be had.
     """
     mean_ids = {f.name: f.mean_ids for f in features}
-    groups = _connected(tables, lookups)
+    connected = _connected(tables, lookups)
+    group_of = _groups_of(connected, groups or {})
     placed: dict[str, tuple[str, tuple[int, ...]]] = {}
     movable: dict[str, Movable] = {}
-    for name, (names, feats) in groups.items():
+    for name, (names, feats) in connected.items():
         want, specs, anywhere = _wanted(names, placements), [tables[t] for t in names], False
         if specs[0].dynamic is not None:
             setting = min((t for t in names if placements.get(t) == want), key=len, default=name)
             anywhere = want == Placement()
             want = _dynamic_placement(want, setting, len(owners))
-        elif want.kind == "replicate" or (want.kind == "auto" and tables[name].rows <= replicate_rows):
+        elif want.kind == "replicate" or (
+            want.kind == "auto" and tables[name].rows <= replicate_rows and group_of[name] is None
+        ):
             placed[name] = ("replicate", tuple(dense))
             continue
         _check_placement(f"embedding.tables.{name}", want, len(owners))
         kind = "table" if want.kind == "auto" and want.owners is not None else want.kind
         cost = cost_of(specs, sum(mean_ids[f] for f in feats))
-        way = way_to_split(specs, len(owners), whole_rows=whole_rows)
-        movable[name] = Movable(cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way, anywhere=anywhere)
+        group = group_of[name]
+        way = way_to_split(specs, len(owners), whole_rows=whole_rows or group is not None)
+        movable[name] = Movable(
+            cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way, anywhere=anywhere, group=group
+        )
     for name, (kind, numbers) in place(movable, len(owners), hosts, within=within).items():
         placed[name] = (kind, tuple(owners[n] for n in numbers))
     families = tuple(
@@ -159,12 +167,31 @@ def build_families(
             kind=placed[name][0],
             holders=placed[name][1],
         )
-        for name, (names, feats) in groups.items()
+        for name, (names, feats) in connected.items()
     )
     for family in families if not reading else ():
         if family.dynamic is not None:
             _check_capacity(family, tables[family.name])
     return tuple(_for_all_rows(family) if reading else family for family in families)
+
+
+def _groups_of(
+    connected: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], groups: Mapping[str, Sequence[str]]
+) -> dict[str, str | None]:
+    """The group of each family; None where none has features of it."""
+    group_of = {feature: group for group, feats in groups.items() for feature in feats}
+    found: dict[str, str | None] = {}
+    for name, (_, feats) in connected.items():
+        mine = {group_of[f]: f for f in feats if f in group_of}
+        if len(mine) > 1:
+            (one, f), (other, g) = list(mine.items())[:2]
+            raise ConfigError(
+                f"operators {one!r} and {other!r} are to be computed where their rows are, but {f!r}, a feature of the "
+                f"one, and {g!r}, of the other, share tables ({name!r}), which are on one host. Put them into one, or "
+                "set exchange.form = 'pooled', with which dense ranks compute both."
+            )
+        found[name] = next(iter(mine), None)
+    return found
 
 
 def _for_all_rows(family: Family) -> Family:

@@ -6,13 +6,14 @@
     its partial result  ----------> adds in the order of members  -----------> one partial result
     gradient            <---------- of each member's part          <---------- gradient
 
-First within hosts, on a communicator of each host's owners, then between hosts, on that of all owners: a collective
-each a phase, of tags ``values`` and ``gradients``, only where the plan (``reduction``) has sums, and within a host only
-where that host has some. Bytes: ``reduction.Reduction.rounds``, written by the codec of the exchange. Knows the plan,
-operators and ranks; does not know where vectors come from.
+First operators that meet are computed (``at_place``), then partial results are added within hosts, on a communicator
+of each host's owners, then between hosts, on that of all owners: a collective each a phase, of tags ``values`` and
+``gradients``, only where the plan (``reduction``) has any, and within a host only where that host has some. Bytes:
+``reduction.Reduction.rounds``; sums are written by the codec of the exchange. Knows the plan, operators and ranks; does
+not know where vectors come from.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 
 import numpy as np
@@ -20,12 +21,13 @@ import torch
 from torch import Tensor
 
 from hpcrec.comm.collectives import Collectives
-from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.world import World
-from hpcrec.exchange.bags import cumulative
-from hpcrec.exchange.codec import make_codec
+from hpcrec.exchange.at_place import AtPlace
+from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction, Sum
+from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.substitute import Sent
+from hpcrec.exchange.swap import Swap, put, rows_of
 from hpcrec.operators.base import Operator, flatten, parts_of
 from hpcrec.types import Floats
 
@@ -39,6 +41,7 @@ class AmongOwners:
     Parameters
     ----------
     world : World
+    layout : Layout
     reduction : Reduction
     operators : mapping of str to Operator
     dtype : numpy float type
@@ -49,12 +52,27 @@ class AmongOwners:
     ----------
     idle : bool
         This rank has no part in any.
+    slices : list of Slice
+        Dense parameters of operators that are computed here.
     """
 
     def __init__(
-        self, world: World, reduction: Reduction, operators: Mapping[str, Operator], dtype: np.dtype, codec: str
+        self,
+        world: World,
+        layout: Layout,
+        reduction: Reduction,
+        operators: Mapping[str, Operator],
+        dtype: np.dtype,
+        codec: str,
     ) -> None:
-        self._rounds: list[_Round] = []
+        self._rounds: list[AtPlace | _Round] = []
+        self.slices: list[Slice] = []
+        topology = world.topology
+        if any(m.root in topology.host_ranks for m in layout.meetings) and topology.is_owner:
+            together = world.owners if topology.n_hosts == 1 else world.host_owners
+            at_place = AtPlace(topology.rank, together, layout, operators, dtype)
+            self._rounds.append(at_place)
+            self.slices = at_place.slices
         rank, here = world.topology.rank, set(world.topology.host_ranks)
         inside = [s for s in reduction.inside if here.issuperset(s.members)]
         for collectives, sums in ((world.host_owners, inside), (world.owners, reduction.across)):
@@ -109,15 +127,13 @@ class _Round:
         dtype: np.dtype,
         codec: str,
     ) -> None:
-        self._ranks = collectives.ranks
-        self._codec = make_codec(codec, collectives, dtype)
+        self._swap = Swap(collectives, dtype, codec)
         self._rank = collectives.ranks[collectives.rank]
         self._sums = list(zip(sums, numbers, strict=True))
         self._operators = operators
-        self._dtype = dtype
 
     def forward(self, sent: Sent | None, *, train: bool) -> list[Added]:
-        pieces = [] if sent is None else [(s, _rows_of(sent, s, sent.results[number])) for s, number in self._sums]
+        pieces = [] if sent is None else [(s, rows_of(sent, s.dense, sent.results[number])) for s, number in self._sums]
         given: dict[int, list[Floats]] = {}
         due: dict[int, list[tuple[int, int]]] = {}
         for s, rows in pieces:
@@ -131,12 +147,14 @@ class _Round:
             if s.root == self._rank:
                 parts = [np.concatenate(rows) if m == self._rank else next(came[m]) for m in s.members]
                 added.append(self._add(s, parts, train=train))
-                _put(rows, added[-1][1].detach().numpy())
+                put(rows, added[-1][1].detach().numpy())
         return added
 
     def backward(self, sent: Sent | None, added: Sequence[Added]) -> None:
         """Mirrors ``forward``."""
-        pieces = [] if sent is None else [(s, _rows_of(sent, s, sent.gradients[number])) for s, number in self._sums]
+        pieces = (
+            [] if sent is None else [(s, rows_of(sent, s.dense, sent.gradients[number])) for s, number in self._sums]
+        )
         given: dict[int, list[Floats]] = {}
         due: dict[int, list[tuple[int, int]]] = {}
         kept = iter(added)
@@ -148,13 +166,13 @@ class _Round:
             gradients = torch.autograd.grad(total, tensors, torch.from_numpy(np.concatenate(rows)))
             for member, gradient in zip(s.members, gradients, strict=True):
                 if member == self._rank:
-                    _put(rows, gradient.numpy())
+                    put(rows, gradient.numpy())
                 else:
                     given.setdefault(member, []).append(gradient.numpy())
         came = self._swap(given, due, "gradients")
         for s, rows in pieces:
             if s.root != self._rank:
-                _put(rows, next(came[s.root]))
+                put(rows, next(came[s.root]))
 
     def _others(self, s: Sum) -> list[int]:
         """Members that this rank adds for."""
@@ -165,42 +183,3 @@ class _Round:
         tensors = [torch.from_numpy(part).requires_grad_(train) for part in parts]
         with torch.set_grad_enabled(train):
             return tensors, flatten(reduce(operator.reduce, [parts_of(operator, t, columns) for t in tensors]))
-
-    def _swap(
-        self, given: Mapping[int, Sequence[Floats]], due: Mapping[int, Sequence[tuple[int, int]]], tag: str
-    ) -> dict[int, Iterator[Floats]]:
-        """Arrays to other ranks, one after the other; from each rank those of the shapes that are due, in order."""
-        ranks, item = self._ranks, self._dtype.itemsize
-        sent_R = padded_bytes(np.array([item * sum(a.size for a in given.get(r, ())) for r in ranks], np.int64))
-        due_R = padded_bytes(np.array([item * sum(n * p for n, p in due.get(r, ())) for r in ranks], np.int64))
-        message = self._codec.message(sent_R)
-        for rank, at in zip(ranks, (cumulative(sent_R)[:-1] // item).tolist(), strict=True):
-            for array in given.get(rank, ()):
-                message[at : at + array.size] = array.reshape(-1)
-                at += array.size
-        received = self._codec.alltoallv(message, sent_R, due_R, tag)
-        places = zip(ranks, (cumulative(due_R)[:-1] // item).tolist(), strict=True)
-        return {rank: _cut(received[at:], due[rank]) for rank, at in places if rank in due}
-
-
-def _rows_of(sent: Sent, s: Sum, of_SP: Floats) -> list[Floats]:
-    """Rows of each dense rank of a sum, views."""
-    first = {d: i for i, d in enumerate(sent.dense_P.tolist())}
-    places = [first[d] for d in s.dense if d in first]  # who asks nothing of this rank asks nothing of any member
-    return [of_SP[:0], *(of_SP[sent.first_P[i] : sent.first_P[i + 1]] for i in places)]
-
-
-def _put(rows: Sequence[Floats], values_NP: Floats) -> None:
-    """Consecutive rows into those views."""
-    at = 0
-    for row in rows:
-        row[:] = values_NP[at : at + len(row)]
-        at += len(row)
-
-
-def _cut(flat: Floats, shapes: Sequence[tuple[int, int]]) -> Iterator[Floats]:
-    """Consecutive arrays of these shapes, views."""
-    at = 0
-    for n, p in shapes:
-        yield flat[at : at + n * p].reshape(n, p)
-        at += n * p

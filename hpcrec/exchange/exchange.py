@@ -197,7 +197,7 @@ class Exchange:
         self._codec = self._codec_on(lane or world.main, codec, direct=direct)
         self._hosts = self._between(world) if layout.added or layout.merged else None
         self._back = self._codec if back is None else self._codec_on(back, codec, direct=direct)  # of gradients
-        self._among = AmongOwners(world, self.reduction, operators, self.dtype, codec)
+        self._among = AmongOwners(world, layout, self.reduction, operators, self.dtype, codec)
         self._left = {name: layout.left.get(name, operator) for name, operator in operators.items()}
         entries = None if self._dense_side is None else self._dense_side.entries
         self._way: Passing | None = make_way(world, layout, operators, entries, self.dtype, codec, lane) or self._hosts
@@ -246,7 +246,7 @@ class Exchange:
     @property
     def slices(self) -> list[Slice]:
         """Parts of operators' dense parameters that are used on this rank, which is to train them."""
-        folded = [] if self._owner_side is None else self._owner_side.slices
+        folded = [*([] if self._owner_side is None else self._owner_side.slices), *self._among.slices]
         return folded if self._way is None else [*folded, *self._way.slices]
 
     def route(

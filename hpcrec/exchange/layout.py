@@ -18,10 +18,11 @@ from hpcrec.embedding.shards import Family
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, of_copies, settable
 from hpcrec.exchange.forms.form import Form
+from hpcrec.exchange.meetings import Places, plan_meetings
 from hpcrec.exchange.stages import STAGES
 from hpcrec.exchange.stages.stage import Stage
 from hpcrec.exchange.stay import Stay
-from hpcrec.operators.base import Operator, check_pooled, elements_of, weights_of
+from hpcrec.operators.base import Operator, check_pooled, elements_of, meets, module_weights, weights_of
 from hpcrec.types import POOLINGS, Lookup, TableSpec
 
 
@@ -70,7 +71,8 @@ class Stream:
 class Partial:
     """An operator's partial result at one holder, over the lookups of which it has the same columns.
 
-    ``hidden`` are the numbers of those, in the leg's hidden streams.
+    Of an operator that meets, ``elements`` are its whole result's, which one of the holders makes (``meetings``).
+    ``hidden`` are the numbers of those lookups, in the leg's hidden streams.
     """
 
     operator: str
@@ -125,6 +127,8 @@ class Layout:
         Features of which the owners of a host may add the parts of a bag.
     merged : set of str
         Features of which dense ranks of a host may ask together for rows.
+    places : Places, optional
+        Where operators that meet may be computed by owners; default: nowhere.
 
     Raises
     ------
@@ -152,6 +156,10 @@ class Layout:
         Operators of which stages leave something else for dense ranks to compute: that.
     staged : tuple of nn.Parameter
         Dense parameters of these operators that are used and trained in stages, and on no dense rank.
+    meetings : tuple of Meeting
+        Of operators that meet, as owners compute them.
+    apart : dict of str to str
+        Operators that meet on dense ranks, though owners might compute them: and why.
     away : tuple of nn.Parameter
         These, and those of ``substituted`` operators, which are used and trained at holders.
     """
@@ -170,6 +178,7 @@ class Layout:
         learned: bool = True,
         added: AbstractSet[str] = frozenset(),
         merged: AbstractSet[str] = frozenset(),
+        places: Places | None = None,
     ) -> None:
         check_pooled(operators)
         self.tables = dict(tables)
@@ -181,7 +190,8 @@ class Layout:
         self.family_of = {f: family for family in families for f in family.features}
         self.form_of = {f: self._form(f, forms.get(f, default_form), chosen=f in forms) for f in self.tables_of}
         self.pooling = _poolings(lookups)
-        stay = Stay(self.tables, self.family_of, self.form_of, operators, learned=learned)
+        host_of = None if places is None else places.host_of
+        stay = Stay(self.tables, self.family_of, self.form_of, operators, learned=learned, host_of=host_of)
         hidden = stay.of(lookups, one_hot, most=most_stay)
         self.substituted = {
             name: tuple(k for k in operator.lookups if k in hidden)
@@ -192,7 +202,8 @@ class Layout:
         self.way = self._way()
         self.left = self._left(operators, learned=learned)
         self.staged = tuple(w for stage in self.way for name in self.left for w in stage.weights(operators[name]))
-        folded = (w for name, some in self.substituted.items() for w in weights_of(operators[name], some))
+        folded = [w for name, some in self.substituted.items() for w in weights_of(operators[name], some)]
+        folded += [w for name in self.substituted for w in module_weights(operators[name])]
         self.away = (*folded, *self.staged)
         self.groups, self.place = _leaves(tables, [k for k in lookups if k not in hidden])
         stays = {k.feature for k in hidden}
@@ -200,6 +211,12 @@ class Layout:
         self.merged = frozenset(f for f in merged if self._asks_rows(f)) if not self.way else frozenset()
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
+        met = [name for name, operator in operators.items() if meets(operator)]
+        self.meetings = (
+            () if places is None else plan_meetings(self.legs, [n for n in met if n in self._operators], places)
+        )
+        left = {} if places is None else {n: stay.why_apart(operators[n]) for n in met if n not in self._operators}
+        self.apart = {n: why or "another operator reads vectors of it" for n, why in left.items()}
 
     def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":
@@ -320,7 +337,7 @@ class Layout:
         for name, some in self.substituted.items():
             mine = [number[k] for k in some if k in number]
             for columns in sorted({hidden[h][0].columns for h in mine}):
-                elements = elements_of(self._operators[name], columns[1] - columns[0])
+                elements = elements_of(self._operators[name], columns[1] - columns[0])  # of one that meets: its result
                 these = tuple(h for h in mine if hidden[h][0].columns == columns)
                 partials.append(Partial(name, elements, columns, these))
         return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials), tuple(apart))
@@ -351,6 +368,9 @@ class Layout:
             leg, operator = self.legs[rank], self._operators[partial.operator]
             start, stop = partial.columns
             read = {(leg.entries[leg.hidden[h].entry].features[0], leg.hidden[h].table) for h in partial.hidden}
+            if meets(operator):
+                elements += sum(weight.numel() for weight in module_weights(operator))
+                columns += operator.width * len(operator.lookups)
             for weight in weights_of(operator, [k for k in operator.lookups if (k.feature, k.table) in read]):
                 elements += (stop - start) * weight.numel() // len(weight)
                 columns += stop - start

@@ -259,13 +259,29 @@ def step_bytes(
     dense_ranks, groups : int
         All of them, and the groups that sum by themselves.
     """
-    partials = sum(asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials)
+    met = {m.operator for m in layout.meetings}
+    partials = sum(
+        asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials if p.operator not in met
+    )
+    partials += sum(asks.own_samples[d] * m.elements for m in layout.meetings for d in m.dense if d != m.root)
     reduced = dense_elements - sum(weight.numel() for weight in layout.away if weight.requires_grad)
     told = [1 for holder, teller in _verdicts(layout, asks) if teller != holder]
+    found = _by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes)
+    for tag in ("values", "gradients"):
+        found[tag] += _meeting_bytes(layout, asks, item_bytes)
     return {
-        **_by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes),
+        **found,
         "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced,
     }
+
+
+def _meeting_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> float:
+    """Of vectors that owners of a host give to who computes an operator of them, which no codec writes."""
+    total = 0.0
+    for m in layout.meetings:
+        others = sum(n for member, n in zip(m.members, m.given, strict=True) if member != m.root)
+        total += others * sum(asks.own_samples[d] for d in m.dense)
+    return total * (item_bytes.whole if item_bytes.held is None else item_bytes.held)
 
 
 def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_bytes: ItemBytes) -> dict[str, float]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.forms import FORMS, offered
 from hpcrec.exchange.layout import Layout
+from hpcrec.exchange.meetings import Places
 from hpcrec.operators.base import Operator
 from hpcrec.types import Lookup, TableSpec
 
@@ -43,7 +44,7 @@ class Offers:
         Whether operators with dense parameters may be computed at holders, who then train these for all dense ranks.
     kept : str, optional
         The form under which dense ranks keep rows, where the policy has one: what features have that do not leave it.
-    added, merged : set of str
+    added, merged, places
         As of ``Layout``.
 
     Attributes
@@ -74,6 +75,7 @@ class Offers:
         kept: str | None = None,
         added: AbstractSet[str] = frozenset(),
         merged: AbstractSet[str] = frozenset(),
+        places: Places | None = None,
     ) -> None:
         self.forms = offered(thresholded=thresholded)
         self.kept = kept
@@ -82,7 +84,7 @@ class Offers:
         self._forms = dict(forms)
         self._default_form = default_form
         self._parts = tables, lookups, operators, one_hot
-        self._added, self._merged = added, merged
+        self._added, self._merged, self._places = added, merged, places
         self.operators = dict(operators)
         self.dense = tuple(dense)
         sharded = [f for family in families if family.kind != "replicate" for f in family.features]
@@ -133,6 +135,7 @@ class Offers:
             learned=self.learned,
             added=self._added,
             merged=self._merged,
+            places=self._places,
         )
 
     def single(self, form: str) -> dict[str, str]:

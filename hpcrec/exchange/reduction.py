@@ -95,6 +95,8 @@ class Reduction:
         Within hosts; first.
     across : tuple of Sum
         Between hosts, of what was added inside.
+    meetings : tuple of Meeting
+        Of operators that meet, whose results are not added; whatever the way.
     """
 
     def __init__(self, layout: Layout, dense: Sequence[int], host_of: Sequence[int], way: str) -> None:
@@ -108,7 +110,10 @@ class Reduction:
         for holder, leg in sorted(layout.legs.items()):
             for number, partial in enumerate(leg.partials):
                 self._numbers.setdefault((partial.operator, partial.columns), {})[holder] = number
-        for turn, (key, numbers) in enumerate(self._numbers.items() if way != "dense" else ()):
+        self.meetings = layout.meetings
+        met = {m.operator for m in self.meetings}
+        summed = [(key, numbers) for key, numbers in self._numbers.items() if way != "dense" and key[0] not in met]
+        for turn, (key, numbers) in enumerate(summed):
             elements = next(layout.legs[holder].partials[n].elements for holder, n in numbers.items())
             of = (*key, elements)
             leads = self._within(of, tuple(numbers), turn, inside)
@@ -120,6 +125,10 @@ class Reduction:
             for member in set(s.members) - {s.root}:
                 for d in s.dense:
                     self._taken.setdefault((member, d), set()).add(self.number(s, member))
+        for m in self.meetings:
+            for member, d in product(set(m.members) - {m.root}, m.dense):
+                number = next(n for n, p in enumerate(layout.legs[member].partials) if p.operator == m.operator)
+                self._taken.setdefault((member, d), set()).add(number)
 
     def _within(
         self, of: tuple[str, tuple[int, int], int], holders: Sequence[int], turn: int, sums: list[Sum]
@@ -160,8 +169,14 @@ class Reduction:
     def rounds(self) -> list[list[Transfer]]:
         """What passes from rank to rank in each collective of the values phase, and back in the other's.
 
-        Within hosts, between them, and to dense ranks; nothing from a rank to itself.
+        Vectors that meet, sums within hosts, between them, and to dense ranks; nothing from a rank to itself.
         """
+        met = [
+            Transfer(member, m.root, d, elements)
+            for m in self.meetings
+            for (member, elements), d in product(zip(m.members, m.given, strict=True), m.dense)
+            if member != m.root
+        ]
         added = [
             [Transfer(m, s.root, d, s.elements) for s in sums for m, d in product(s.members, s.dense) if m != s.root]
             for sums in (self.inside, self.across)
@@ -172,12 +187,21 @@ class Reduction:
             for d in self._dense
             if d != holder
         ]
-        return [*added, last]
+        return [met, *added, last]
 
     def elements_at(self, rank: int) -> int:
-        """Of a sample on every dense rank: what a rank gives to sums, is given for them, and has of its own in them."""
+        """Of a sample on every dense rank: what a rank gives to sums, is given for them, and has of its own in them.
+
+        Of what meets likewise, and what is made of it.
+        """
         sums = [s for s in (*self.inside, *self.across) if rank in s.members]
-        return sum(s.elements * len(s.dense) * (len(s.members) if rank == s.root else 1) for s in sums)
+        met = 0
+        for m in self.meetings:
+            if rank == m.root:
+                met += (2 * sum(m.given) + m.elements) * len(m.dense)
+            elif rank in m.members:
+                met += m.given[m.members.index(rank)] * len(m.dense)
+        return met + sum(s.elements * len(s.dense) * (len(s.members) if rank == s.root else 1) for s in sums)
 
     def crosses(self, transfer: Transfer) -> bool:
         """From host to host."""

@@ -1,11 +1,19 @@
-"""Which vectors stay with their holders: those that no dense rank needs. Knows forms, families and operators."""
+"""Which vectors stay with their holders: those that no dense rank needs. Knows forms, families, operators and hosts."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.forms import FORMS
-from hpcrec.operators.base import Learned, Operator, elements_of, meets
+from hpcrec.operators.base import (
+    Learned,
+    Operator,
+    elements_of,
+    has_parameters,
+    meets,
+    module_of,
+    module_weights,
+)
 from hpcrec.types import Lookup, TableSpec
 
 
@@ -22,6 +30,8 @@ class Stay:
     operators : mapping of str to Operator
     learned : bool
         Whether those with dense parameters may be computed at holders.
+    host_of : sequence of int, optional
+        Host of each world rank; None: those that meet are computed on dense ranks alone.
     """
 
     def __init__(
@@ -32,8 +42,9 @@ class Stay:
         operators: Mapping[str, Operator],
         *,
         learned: bool = True,
+        host_of: Sequence[int] | None = None,
     ) -> None:
-        self._learned = learned
+        self._learned, self._host_of = learned, host_of
         self._tables = tables
         self._family_of = family_of
         self._form_of = form_of
@@ -43,10 +54,16 @@ class Stay:
         """Lookups whose vectors stay; with ``most`` all that can, whatever crosses then.
 
         An operator with dense parameters (``Learned``) is computed at holders only where so fewer elements cross a
-        sample, had no sample an empty bag: all that it could leave there, or nothing. The others take what they can.
+        sample, had no sample an empty bag: all that it could leave there, or nothing. One that meets (``meets``) has
+        all its vectors stay, or none. The others take what they can.
         """
         away = list(self._operators)
-        stay = self._stay(lookups, one_hot, away)
+        while True:
+            stay = self._stay(lookups, one_hot, away)
+            apart = [n for n in away if meets(self._operators[n]) and not stay >= set(self._operators[n].lookups)]
+            if not apart:
+                break
+            away = [n for n in away if n not in apart]  # who shares lookups with one leaves them too
         for name, operator in self._operators.items():
             if isinstance(operator, Learned) and not most:
                 without = [n for n in away if n != name]
@@ -78,16 +95,47 @@ class Stay:
     def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
         if not FORMS[self._form_of[lookup.feature]].stays or operator.shapes is None:
             return False
-        if meets(operator) or (isinstance(operator, Learned) and not self._learned):
+        if isinstance(operator, Learned) and not self._learned:
+            return False
+        if meets(operator) and self.why_apart(operator):
             return False
         kind = self._family_of[lookup.feature].kind
         return kind in ("table", "column") or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")
+
+    def why_apart(self, operator: Operator) -> str:
+        """Of one that meets: why it is on dense ranks that it does; empty where it does at owners."""
+        if self._host_of is None:
+            return "the form of its features leaves vectors with their owners only where that is asked for"
+        if has_parameters(operator) and (module_of(operator) is None or not self._learned):
+            if module_of(operator) is None:
+                return "it has dense parameters, and no module that says which"
+            return "each group of dense ranks has a module of its own"
+        scalars = [weight for weight in module_weights(operator) if weight.ndim == 0]
+        if scalars:
+            return "its module has a parameter without a dimension; give it one"
+        mine = {id(weight) for weight in module_weights(operator)}
+        for name, other in self._operators.items():
+            if other is not operator and not mine.isdisjoint(map(id, module_weights(other))):
+                return f"operator {name!r} has parameters of its module too"
+        for k in operator.lookups:
+            family = self._family_of[k.feature]
+            if not FORMS[self._form_of[k.feature]].stays:
+                return f"the form of feature {k.feature!r} is {self._form_of[k.feature]!r}"
+            if family.kind not in ("table", "row"):
+                return f"the rows of table {k.table!r} are placed by {family.kind!r}, none of which is one owner's"
+            if family.kind == "row" and not (operator.splits_bags and k.pooling == "sum"):
+                return f"bags of feature {k.feature!r}, pooled by {k.pooling!r}, are split over owners"
+        hosts = {self._host_of[rank] for k in operator.lookups for rank in self._family_of[k.feature].holders}
+        return f"its rows are on {len(hosts)} hosts" if len(hosts) > 1 else ""
 
     def _elements(self, lookups: Sequence[Lookup], stay: AbstractSet[Lookup]) -> int:
         """What crosses of a sample, if a vector of every lookup does that does not stay, and each partial result."""
         vectors = sum(self._tables[k.table].width for k in dict.fromkeys(lookups) if k not in stay)
         partials = 0
         for operator in self._operators.values():
+            if meets(operator):
+                partials += elements_of(operator, operator.width) if stay >= set(operator.lookups) else 0
+                continue
             asked = {at for k in operator.lookups if k in stay for at in self._places(k)}
             partials += sum(elements_of(operator, stop - start) for _, (start, stop) in asked)
         return vectors + partials

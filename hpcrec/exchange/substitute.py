@@ -2,7 +2,8 @@
 
 A holder gathers the vectors of its hidden streams into memory behind the message, [F, S, D] for each width: F streams,
 S samples of all dense ranks in rank order. Operators run on them under torch's autograd, as they do on a dense rank;
-their results travel, some of them to another owner first (``among``). Dense parameters of operators (``Learned``) are
+their results travel, some of them to another owner first (``among``). Of operators that meet it is the vectors
+themselves that go on, to the owner that computes these (``at_place``). Dense parameters of operators (``Learned``) are
 sliced: this holder has those rows that meet its columns, and leaves their gradients, over the global batch, in
 ``.grad``; who steps them is for others to know. Knows one holder's leg and operators; knows no MPI. Source: [DES].
 """
@@ -22,7 +23,7 @@ from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.layout import Leg, Partial
 from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.tensors import tensor_of
-from hpcrec.operators.base import Learned, Operator, flatten
+from hpcrec.operators.base import Learned, Operator, flatten, meets
 from hpcrec.types import Floats, Ints
 
 
@@ -103,6 +104,8 @@ class Substitute:
 
     def _operator(self, operator: Operator, partial: Partial, leg: Leg) -> Operator:
         """The operator of one partial result; with slices of its parameters, if it has any."""
+        if meets(operator):
+            return _AsTheyAre()  # type: ignore[return-value]
         if not isinstance(operator, Learned):
             return operator
         weight_of = {(k.feature, k.table): (k, w) for k, w in zip(operator.lookups, operator.weights, strict=True)}
@@ -194,7 +197,10 @@ class Substitute:
     def read(self, sent: Sent, gradients: Floats) -> None:
         """Gradients of what was sent, out of the messages; those of other rows are left for ``among`` to fill in."""
         _, results = sent.graph[-1]
-        sent.gradients[:] = [np.empty(tuple(r.shape), gradients.dtype) for r in results]
+        sent.gradients[:] = [
+            np.empty((len(r), partial.elements), gradients.dtype)
+            for (_, partial), r in zip(self._partials, results, strict=True)
+        ]
         self._exchange(sent, sent.gradient_at_P, gradients, sent.gradients, write=False)
 
     def backward(self, sent: Sent, gradients: Floats) -> None:
@@ -243,6 +249,15 @@ class Substitute:
                 else:
                     part[:] = there
                 at += part.size
+
+
+class _AsTheyAre:
+    """In place of an operator that meets: the vectors that are here."""
+
+    @staticmethod
+    def partial(pooled_BFD: Tensor) -> tuple[Tensor, ...]:
+        """They themselves."""
+        return (pooled_BFD,)
 
 
 def _beside(operator: Operator, pooled: Tensor) -> Operator:

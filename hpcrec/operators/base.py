@@ -8,6 +8,7 @@ Legend: ``B`` samples, ``F`` lookups of the operator, ``D`` row width.
 
 import math
 from collections.abc import Mapping, Sequence
+from copy import copy, deepcopy
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
@@ -42,11 +43,12 @@ class Operator(Protocol):
         of bags, to pool them itself (sequences). No form hands these out yet, so such an operator is refused.
     ``meets`` = False
         Its partial result is defined over any of its lookups. True: only over all of them together, for it is no
-        reduction over lookups (a tower). So it is computed where all their vectors meet, which is the dense rank, and
-        ``reduce`` is never called; ``shapes`` may say what the result would be.
+        reduction over lookups (a tower). So it is computed where all their vectors meet, which is the dense rank, or an
+        owner of the host that has all their rows (``shapes`` says then what it sends); ``reduce`` is never called.
     ``parametrized`` = False
         Its result follows from vectors alone. True: from dense parameters of the model too, which are no weights of a
-        lookup each, so that another model of the same kind has another result.
+        lookup each, so that another model of the same kind has another result. Where it meets at owners these are the
+        parameters of its ``module``, which is a module of the model, and used by nothing else.
 
     Attributes
     ----------
@@ -140,6 +142,28 @@ def is_pooled(operator: Operator) -> bool:
 def meets(operator: Operator) -> bool:
     """Whether its partial result exists only where all of its lookups meet; of one that does not say so it does not."""
     return bool(getattr(operator, "meets", False))
+
+
+def module_of(operator: Operator) -> nn.Module | None:
+    """The module of one that meets: whose parameters are trained where it is computed."""
+    module = getattr(operator, "module", None)
+    return module if meets(operator) and isinstance(module, nn.Module) else None
+
+
+def module_weights(operator: Operator) -> list[nn.Parameter]:
+    """Dense parameters of the module of one that meets."""
+    module = module_of(operator)
+    return [] if module is None else list(module.parameters())
+
+
+def with_module(operator: Operator) -> Operator:
+    """One that meets, with a module of its own on the host that has the values of the other now; itself without one."""
+    module = module_of(operator)
+    if module is None:
+        return operator
+    own = copy(operator)
+    object.__setattr__(own, "module", deepcopy(module).cpu())  # operators are frozen, most of them
+    return own
 
 
 def has_parameters(operator: Operator) -> bool:

@@ -21,8 +21,9 @@ class Tower:
         reduce   none: the module is no sum over lookups
         finish   nothing
 
-    Exact for bags split over holders where vectors are added before they meet. The module's parameters are the
-    model's, under the name that it has there.
+    It is computed where all vectors meet: on the dense rank, or at an owner of the host that has all the rows, which
+    trains the module then (``exchange.at_place``). Exact for bags split over holders, whose vectors are added before
+    the module sees them. The module's parameters are the model's, under the name that it has there.
 
     Attributes
     ----------
