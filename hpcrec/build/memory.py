@@ -37,7 +37,7 @@ from hpcrec.exchange.offers import Offers
 from hpcrec.exchange.reduction import Reduction, reduction_for
 from hpcrec.exchange.roots import Roots
 from hpcrec.exchange.runners import Runners
-from hpcrec.operators.base import weights_of
+from hpcrec.operators.base import module_weights, weights_of
 from hpcrec.plan.lines import lines_of
 from hpcrec.plan.memory import RankMemory, dealing_bytes, rank_memory
 from hpcrec.plan.ranks import DenseRank, HeldIds, HeldRows, HolderTraffic
@@ -109,7 +109,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     roots, runners = Roots(*there), Runners(*there)
     dense_on = {topology.host_of[rank]: rank for rank in topology.dense}
     merged = {host: _merged_elements(layout, rank, mean_ids, runners, samples) for host, rank in dense_on.items()}
-    wholes = sum(w.numel() for o in operators.values() for w in weights_of(o, o.lookups))
+    wholes = sum(w.numel() for o in operators.values() for w in (*weights_of(o, o.lookups), *module_weights(o)))
     return [
         rank_memory(
             _held(tables, families, rank, whole_tables(config, topology)),

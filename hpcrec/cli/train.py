@@ -409,6 +409,7 @@ def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, flo
 def _topology(session: Session) -> dict[str, Any]:
     """What the records of a run say of its ranks, and of what owners add before it crosses."""
     exchange = session.parts.exchange
-    adds = {"reduce": exchange.reduction.way, "added": sorted(exchange.layout.added)}
+    adds: dict[str, Any] = {"reduce": exchange.reduction.way, "added": sorted(exchange.layout.added)}
     adds["merged"] = sorted(exchange.layout.merged)
+    adds["at_owners"] = list(exchange.layout.substituted)
     return {**session.parts.world.describe(), **adds}

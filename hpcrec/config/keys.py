@@ -245,9 +245,9 @@ class ExchangeConfig:
     form: Text = "pooled"
     """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
-    pooled. auto: of each feature the form by which the fewest bytes cross, counted on the first training batches. With
-    policy.name = "cached" features have the form cached, and with auto those have another for which it is predicted to
-    be fewer bytes."""
+    pooled. Towers are computed by owners of one host, to which their tables go (docs/towers.md). auto: of each feature
+    the form by which the fewest bytes cross, counted on the first training batches. With policy.name = "cached"
+    features have the form cached, and with auto those have another for which it is predicted to be fewer bytes."""
     codec: Literal["fp32", "bf16", "fp16", "dct"] = "fp32"
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
     upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors

@@ -119,10 +119,10 @@ class Stay:
                 return f"operator {name!r} has parameters of its module too"
         for k in operator.lookups:
             family = self._family_of[k.feature]
+            if family.kind not in ("table", "row"):
+                return f"table {k.table!r} is placed as {family.kind!r}; whole rows of one host are computed with"
             if not FORMS[self._form_of[k.feature]].stays:
                 return f"the form of feature {k.feature!r} is {self._form_of[k.feature]!r}"
-            if family.kind not in ("table", "row"):
-                return f"the rows of table {k.table!r} are placed by {family.kind!r}, none of which is one owner's"
             if family.kind == "row" and not (operator.splits_bags and k.pooling == "sum"):
                 return f"bags of feature {k.feature!r}, pooled by {k.pooling!r}, are split over owners"
         hosts = {self._host_of[rank] for k in operator.lookups for rank in self._family_of[k.feature].holders}
