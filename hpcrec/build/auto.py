@@ -285,7 +285,7 @@ def make_exchange(
 def in_two_lanes(config: Config, layout: Layout, reduction: Reduction) -> bool:
     """Whether gradients cross beside values, by a thread of their own."""
     policy, on_devices = make_policy(config), config.store.on_gpu or config.dense.device != "cpu"
-    together = layout.way or layout.added or layout.merged or reduction.inside or reduction.across
+    together = layout.way or layout.added or layout.merged or layout.meetings or reduction.inside or reduction.across
     return policy.in_flight > 1 and not (getattr(policy, "parts", False) or together or on_devices)
 
 

@@ -159,7 +159,7 @@ class DenseSide:
             )
         agree(self._world.main, error)
         away_names = tuple(self._name_of[weight] for weight in away)
-        return Slices(self._world.main, self._wholes, away_names, mine, self._optimizer_for)
+        return Slices(self._world.main, self._wholes, away_names, mine, self._optimizer_for, self._world.host_owners)
 
     def _optimizer_for(self, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         wanted = self._config.dense.optimizer

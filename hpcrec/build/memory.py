@@ -362,7 +362,8 @@ def _dense_rank(
         parameters=parameters,
         away=away,
         optimizer=config.dense.optimizer.name,
-        layer_elements=sum(int(getattr(m, "out_features", 0)) for m in model.modules()),  # of linear layers
+        layer_elements=sum(int(getattr(m, "out_features", 0)) for m in model.modules())  # of linear layers
+        - sum(m.layers for m in layout.meetings if m.root == m.roots[0]),
         id_elements=batch / n * sum(mean_ids[f] * width for f, width in maxima),
         bag_elements=batch / n * sum(width for _, width in maxima),
         dynamic_ids=sum(t.dynamic_ids for t in asked) / n,

@@ -29,7 +29,7 @@ from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.meetings import Places
 from hpcrec.exchange.offers import Offers
 from hpcrec.models import build_model, tables_of
-from hpcrec.operators.base import Operator, meets
+from hpcrec.operators.base import Operator, has_parameters, meets, shared_parameters, why_on_dense_ranks
 from hpcrec.policy import POLICIES
 from hpcrec.policy.policy import Policy
 from hpcrec.types import Dynamic, Feature, Lookup, TableSpec
@@ -226,7 +226,8 @@ def make_offers(
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     thresholded, adds = config.exchange.codec == "dct", not reading and _hosts_add(config, topology, levels)
-    groups = {} if reading else _at_places(config, operators, topology)
+    wanted = {} if reading else _at_places(config, operators)
+    groups = {name: features for name, features in wanted.items() if not _why_never(name, operators, topology)}
     families = build_families(
         tables,
         dataset.features,
@@ -241,6 +242,12 @@ def make_offers(
         hosts=[topology.host_of[rank] for rank in topology.owners],
         within=adds,
         groups=groups,
+        whole_bags={
+            k.feature
+            for name in groups
+            for k in operators[name].lookups
+            if k.pooling != "sum" or not operators[name].splits_bags
+        },
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
@@ -262,25 +269,32 @@ def make_offers(
         kept=_kept_form(config),
         added=_added(families, topology) - one_hot if adds else frozenset(),
         merged=_merged(families, topology) if adds else frozenset(),
-        places=Places(topology.dense, topology.host_of) if groups else None,
+        places=Places(topology.dense, topology.host_of, tuple(wanted)) if wanted else None,
     )
     every = tables_in(sets, tables)
     _check_names(every)
     return every, families_in(sets, families), offers
 
 
-def _at_places(config: Config, operators: Mapping[str, Operator], topology: Topology) -> dict[str, list[str]]:
+def _at_places(config: Config, operators: Mapping[str, Operator]) -> dict[str, list[str]]:
     """Features of the operators that are to be computed by the owners of one host: that meet, and leave their vectors.
 
     Where forms are chosen (``auto``) dense ranks compute them.
     """
     default, found = _default_form(config), dict[str, list[str]]()
-    for name, operator in operators.items() if topology.groups == 1 else ():
+    for name, operator in operators.items():
         features = list(dict.fromkeys(k.feature for k in operator.lookups))
         forms = [config.exchange.forms.get(f, default) for f in features]
         if meets(operator) and all(form != "auto" and FORMS[form].stays for form in forms):
             found[name] = features
     return found
+
+
+def _why_never(name: str, operators: Mapping[str, Operator], topology: Topology) -> str:
+    """Why dense ranks have to compute an operator that meets, wherever its rows are; empty where owners may."""
+    if has_parameters(operators[name]) and topology.groups > 1:
+        return "each group of dense ranks has a module of its own"
+    return why_on_dense_ranks(operators[name]) or shared_parameters(name, operators)
 
 
 def _check_read(config: Config, tables: Iterable[str], beside: Iterable[str]) -> None:

@@ -22,8 +22,8 @@ import torch
 from torch import nn
 
 from hpcrec.comm.collectives import Collectives
-from hpcrec.comm.sizes import padded_bytes
 from hpcrec.dense.optimizer import State, load_optimizer_state, optimizer_state
+from hpcrec.dense.slice_sums import SliceSums
 from hpcrec.errors import CheckpointError, ConfigError, NonFiniteError
 
 Named = list[tuple[str, nn.Parameter]]
@@ -54,6 +54,8 @@ class Slices:
         This rank's, which have their values already.
     optimizer_for : callable
         Named parameters -> their optimizer.
+    near : Collectives, optional
+        Ranks of this host: gradients of slices that are trained within it are summed there.
 
     Attributes
     ----------
@@ -73,14 +75,33 @@ class Slices:
         away: tuple[str, ...],
         own: Mapping[str, Slice],
         optimizer_for: Callable[[Named], torch.optim.Optimizer],
+        near: Collectives | None = None,
     ) -> None:
         self.wholes, self.away, self.own = dict(wholes), away, dict(own)
         self._ranks = ranks
         self._optimizer = optimizer_for(self._named) if self._named else None
         together = [(own.ranks, name, own.part) for name, own in self.own.items() if len(own.ranks) > 1]
         self._together = sorted((one for one in together if one[2].requires_grad), key=lambda one: one[:2])
-        self._sums = bool(away) and any(ranks.allgather(bool(self._together)))
+        self._near = near
+        self._dtype = np.dtype(np.float32)
+        self._sums: dict[bool, SliceSums] = {}  # within the near ranks, and within all
+        if away:
+            self._find_sums()
         self._refuse_gaps()
+
+    def _find_sums(self) -> None:
+        """Who sums with whom; collective."""
+        mine = [0, 0]  # ranks of the largest group: of those of all ranks, and of the near ones
+        for ranks, _, _ in self._together:
+            at = self._is_near(ranks)
+            mine[at] = max(mine[at], len(ranks))
+        dtypes = [str(part.dtype).split(".")[-1] for _, _, part in self._together]
+        every = self._ranks.allgather((mine, dtypes[:1]))
+        if self._near is not None and (largest := max(every[rank][0][True] for rank in self._near.ranks)):
+            self._sums[True] = SliceSums(self._near, largest)
+        if largest := max(found[False] for found, _ in every):
+            self._sums[False] = SliceSums(self._ranks, largest)
+        self._dtype = np.dtype(next((name for _, names in every for name in names), "float32"))
 
     def _refuse_gaps(self) -> None:
         """Refuses rows that no rank has; collective where parameters are away."""
@@ -170,31 +191,26 @@ class Slices:
         """
         if not self._sums:
             return
-        whose_R: list[list[np.ndarray]] = [[] for _ in range(self._ranks.size)]  # both ranks of a pair list the same
+        mine: dict[bool, dict[tuple[int, ...], list[np.ndarray]]] = {True: {}, False: {}}
         for ranks, _, part in self._together:
             assert part.grad is not None, "a slice has its gradient from the exchange"
-            for rank in ranks:
-                whose_R[rank].append(part.grad.numpy().reshape(-1))
-        dtype = self._together[0][2].detach().numpy().dtype if self._together else np.dtype(np.float32)
-        bytes_R = padded_bytes(np.array([dtype.itemsize * sum(map(len, some)) for some in whose_R], np.int64))
-        at_R = ((np.cumsum(bytes_R) - bytes_R) // dtype.itemsize).tolist()
-        sent = np.zeros(int(bytes_R.sum()) // dtype.itemsize, dtype)
-        for at, some in zip(at_R, whose_R, strict=True):
-            if some:
-                flat = np.concatenate(some)
-                sent[at : at + len(flat)] = flat
-        came = self._ranks.alltoallv(sent, bytes_R, bytes_R.copy(), "dense")
+            mine[self._is_near(ranks)].setdefault(ranks, []).append(part.grad.numpy().reshape(-1))
+        found: dict[tuple[int, ...], np.ndarray] = {}
+        for near, sums in self._sums.items():
+            found |= sums({ranks: np.concatenate(some) for ranks, some in mine[near].items()}, self._dtype)
+        at_of = dict.fromkeys(found, 0)
         for ranks, name, part in self._together:
-            total = np.zeros(part.numel(), dtype)
-            for rank in ranks:
-                total += came[at_R[rank] : at_R[rank] + len(total)]
-                at_R[rank] += len(total)
+            total = found[ranks][at_of[ranks] : at_of[ranks] + part.numel()]
+            at_of[ranks] += part.numel()
             if not np.isfinite(total).all():
                 raise NonFiniteError(
                     f"the gradient of {name!r}, summed over ranks {ranks}, is not finite, though theirs are. Lower the "
                     "learning rates, or look for extreme inputs."
                 )
             part.grad = torch.from_numpy(total.reshape(part.shape))
+
+    def _is_near(self, ranks: tuple[int, ...]) -> bool:
+        return self._near is not None and set(self._near.ranks).issuperset(ranks)
 
     def norm(self, squared_here: float) -> float:
         """The norm of all dense gradients; collective over all ranks where parameters are away.

@@ -47,7 +47,8 @@ class Movable:
     anywhere : bool
         Where its rows are dealt, to whom is left open.
     group : str or None
-        Families of one group go to owners of one host, where it is open to whom.
+        Families of one group go to owners of one host, where it is open to whom; those whose owners are given, or that
+        are to be dealt to all, stay out of it.
     """
 
     cost: Cost
@@ -106,10 +107,11 @@ def place(
     free = [n for n in order if families[n].kind == "auto"]
     split = {n: families[n].way or "row" for n in free if n_owners > 1 and max(share[n]) > 1 / n_owners}
     of_host = hosts or (0,) * n_owners
+    least = _least(families, share, of_host)
     while True:
         placed, fullest = _placed(families, order, share, split, of_host)
         left = [n for n in free if n not in split and families[n].way not in (None, "table")]
-        if not left or fullest * n_owners <= _AIM:
+        if not left or fullest <= _AIM * max(1 / n_owners, least):
             break
         split |= {n: families[n].way or "row" for n in left[: 1 + len(left) // _SPLIT_AT_ONCE]}
     dealt = [n for n in order if split.get(n) == "row" or (families[n].anywhere and families[n].kind == "row")]
@@ -135,7 +137,13 @@ def _placed(
     owners_of_group = _dealt_groups(families, share, owners_of)
     placed: dict[str, tuple[str, tuple[int, ...]]] = {}
     dealt = 0
-    whole_last = sorted(order, key=lambda n: families[n].kind == "auto" and n not in split)
+
+    def turn(name: str) -> int:
+        """What is dealt goes first, then what has to be on some host, so that the rest fills what these leave."""
+        whole = families[name].kind == "auto" and name not in split
+        return 2 * whole - (whole and _is_led(families[name]))
+
+    whole_last = sorted(order, key=turn)
     for name in whole_last:
         family, (memory, time) = families[name], share[name]
         kind = split.get(name, "table" if family.kind == "auto" else family.kind)
@@ -145,11 +153,13 @@ def _placed(
             def with_it(o: int, memory: float = memory, time: float = time) -> tuple[float, float, int]:
                 return max(load[o][0] + memory, load[o][1] + time), sum(load[o]), o
 
-            allowed = range(n_owners) if family.group is None else owners_of_group[family.group]
+            group = family.group if _is_led(family) else None
+            allowed = range(n_owners) if group is None else owners_of_group[group]
             n_parts = 1 if kind == "table" else family.parts or len(allowed)
             chosen = sorted(sorted(allowed, key=with_it)[:n_parts])
-            if kind == "host" and family.group is not None:
-                kind = "row" if len(chosen) > 1 else "table"
+            if group is not None:
+                kind = kind if len(chosen) > 1 or kind == "table" else "table"
+                kind = "row" if kind == "host" else kind
             elif kind == "host":
                 chosen = min(owners_of.values(), key=lambda some: _fullest(some, load, memory, time))
                 kind = "row" if len(chosen) > 1 else "table"
@@ -162,28 +172,55 @@ def _placed(
     return placed, max(max(both) for both in load)
 
 
+def _is_led(family: Movable) -> bool:
+    """Whether a family goes where its group does."""
+    if family.group is None or family.owners is not None:
+        return False
+    return family.anywhere or (family.kind in ("auto", "table", "host") and family.parts is None)
+
+
 def _dealt_groups(
     families: Mapping[str, Movable], share: Mapping[str, tuple[float, float]], owners_of: Mapping[int, Sequence[int]]
 ) -> dict[str, Sequence[int]]:
-    """Owners of the host of each group: the dearest first, to the host that is then the least loaded an owner."""
+    """Owners of the host of each group: the dearest first, to the host that is then the least loaded an owner.
+
+    A group of which some families have owners goes to their host.
+    """
     groups: dict[str, list[str]] = {}
     for name, family in families.items():
         if family.group is not None:
             groups.setdefault(family.group, []).append(name)
-    total = {g: [sum(share[n][i] for n in names) for i in (0, 1)] for g, names in groups.items()}
+    host_of = {owner: host for host, owners in owners_of.items() for owner in owners}
+    pinned = {
+        group: {host_of[o] for n in names for o in families[n].owners or () if o in host_of}
+        for group, names in groups.items()
+    }
+    total = {group: [sum(share[n][i] for n in names) for i in (0, 1)] for group, names in groups.items()}
     load = {host: [0.0, 0.0] for host in owners_of}
     found: dict[str, Sequence[int]] = {}
-    for group in sorted(groups, key=lambda g: (-sum(total[g]), g)):
+    for group in sorted(groups, key=lambda g: (len(pinned[g]) != 1, -sum(total[g]), g)):
         memory, time = total[group]
 
         def with_it(host: int, memory: float = memory, time: float = time) -> tuple[float, float, int]:
             had, n = load[host], len(owners_of[host])
             return max(had[0] + memory, had[1] + time) / n, sum(had) / n, host
 
-        host = min(owners_of, key=with_it)
+        host = min(pinned[group] if len(pinned[group]) == 1 else owners_of, key=with_it)
         load[host] = [load[host][0] + memory, load[host][1] + time]
         found[group] = owners_of[host]
     return found
+
+
+def _least(families: Mapping[str, Movable], share: Mapping[str, tuple[float, float]], of_host: Sequence[int]) -> float:
+    """What some owner has at least, since groups are on one host each: no split makes it less."""
+    owners_of = {host: [o for o, at in enumerate(of_host) if at == host] for host in dict.fromkeys(of_host)}
+    load = {host: [0.0, 0.0] for host in owners_of}
+    host_of_group = {g: of_host[owners[0]] for g, owners in _dealt_groups(families, share, owners_of).items()}
+    for name, family in families.items():
+        if family.group is not None and _is_led(family):
+            host = host_of_group[family.group]
+            load[host] = [had + own for had, own in zip(load[host], share[name], strict=True)]
+    return max(max(both) / len(owners_of[host]) for host, both in load.items())
 
 
 def _fullest(

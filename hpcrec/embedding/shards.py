@@ -20,6 +20,7 @@ What the configuration leaves open is chosen in ``place``. Knows nothing of MPI 
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
 from hpcrec import kernels
@@ -116,6 +117,7 @@ def build_families(
     hosts: Sequence[int] = (),
     within: bool = False,
     groups: Mapping[str, Sequence[str]] | None = None,
+    whole_bags: AbstractSet[str] = frozenset(),
 ) -> tuple[Family, ...]:
     """Places every table that a lookup reads.
 
@@ -123,7 +125,8 @@ def build_families(
     lookups the mean number of ids a sample is known, not their skew. See ``place.place``. ``reading``: each
     owner of a dynamic family has room for all of its rows. ``whole_rows``: none is split by columns that does not ask
     for it. ``hosts``, of owners, and ``within`` as of ``place.place``. ``groups``: features by group, whose tables go
-    to owners of one host, none of them replicated, where the configuration leaves it open.
+    to owners of one host, none of them replicated, where the configuration leaves it open; ``whole_bags``: those of
+    them whose bags are not to be split.
 
     Raises
     ------
@@ -149,8 +152,13 @@ def build_families(
         _check_placement(f"embedding.tables.{name}", want, len(owners))
         kind = "table" if want.kind == "auto" and want.owners is not None else want.kind
         cost = cost_of(specs, sum(mean_ids[f] for f in feats))
-        group = group_of[name]
-        way = way_to_split(specs, len(owners), whole_rows=whole_rows or group is not None)
+        group, n_split = group_of[name], len(owners)
+        way = way_to_split(specs, n_split, whole_rows=whole_rows)
+        if group is not None:  # is dealt to owners of a host, if to several, and not by columns
+            n_split = max(list(hosts).count(host) for host in hosts) if hosts else n_split
+            way = way_to_split(specs, n_split, whole_rows=True)
+            way = "table" if not whole_bags.isdisjoint(feats) else way
+            kind, anywhere = ("table", False) if way == "table" and anywhere else (kind, anywhere)
         movable[name] = Movable(
             cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way, anywhere=anywhere, group=group
         )

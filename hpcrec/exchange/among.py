@@ -27,7 +27,7 @@ from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction, Sum
 from hpcrec.exchange.slices import Slice
 from hpcrec.exchange.substitute import Sent
-from hpcrec.exchange.swap import Swap, put, rows_of
+from hpcrec.exchange.swap import Swap, put
 from hpcrec.operators.base import Operator, flatten, parts_of
 from hpcrec.types import Floats
 
@@ -133,7 +133,7 @@ class _Round:
         self._operators = operators
 
     def forward(self, sent: Sent | None, *, train: bool) -> list[Added]:
-        pieces = [] if sent is None else [(s, rows_of(sent, s.dense, sent.results[number])) for s, number in self._sums]
+        pieces = [] if sent is None else [(s, sent.rows(s.dense, sent.results[number])) for s, number in self._sums]
         given: dict[int, list[Floats]] = {}
         due: dict[int, list[tuple[int, int]]] = {}
         for s, rows in pieces:
@@ -152,9 +152,7 @@ class _Round:
 
     def backward(self, sent: Sent | None, added: Sequence[Added]) -> None:
         """Mirrors ``forward``."""
-        pieces = (
-            [] if sent is None else [(s, rows_of(sent, s.dense, sent.gradients[number])) for s, number in self._sums]
-        )
+        pieces = [] if sent is None else [(s, sent.rows(s.dense, sent.gradients[number])) for s, number in self._sums]
         given: dict[int, list[Floats]] = {}
         due: dict[int, list[tuple[int, int]]] = {}
         kept = iter(added)

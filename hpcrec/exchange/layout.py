@@ -22,7 +22,7 @@ from hpcrec.exchange.meetings import Places, plan_meetings
 from hpcrec.exchange.stages import STAGES
 from hpcrec.exchange.stages.stage import Stage
 from hpcrec.exchange.stay import Stay
-from hpcrec.operators.base import Operator, check_pooled, elements_of, meets, module_weights, weights_of
+from hpcrec.operators.base import Operator, check_pooled, elements_of, module_weights, weights_of
 from hpcrec.types import POOLINGS, Lookup, TableSpec
 
 
@@ -190,8 +190,7 @@ class Layout:
         self.family_of = {f: family for family in families for f in family.features}
         self.form_of = {f: self._form(f, forms.get(f, default_form), chosen=f in forms) for f in self.tables_of}
         self.pooling = _poolings(lookups)
-        host_of = None if places is None else places.host_of
-        stay = Stay(self.tables, self.family_of, self.form_of, operators, learned=learned, host_of=host_of)
+        stay = Stay(self.tables, self.family_of, self.form_of, operators, learned=learned, places=places)
         hidden = stay.of(lookups, one_hot, most=most_stay)
         self.substituted = {
             name: tuple(k for k in operator.lookups if k in hidden)
@@ -211,12 +210,12 @@ class Layout:
         self.merged = frozenset(f for f in merged if self._asks_rows(f)) if not self.way else frozenset()
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
-        met = [name for name, operator in operators.items() if meets(operator)]
-        self.meetings = (
-            () if places is None else plan_meetings(self.legs, [n for n in met if n in self._operators], places)
-        )
-        left = {} if places is None else {n: stay.why_apart(operators[n]) for n in met if n not in self._operators}
-        self.apart = {n: why or "another operator reads vectors of it" for n, why in left.items()}
+        wanted = () if places is None else places.wanted
+        met = [name for name in wanted if name in self.substituted]
+        self.meetings = () if places is None else plan_meetings(self.legs, operators, met, places)
+        self._add_roots()
+        left = {name: stay.why_apart(name) for name in wanted if name not in self.substituted}
+        self.apart = {name: why or "another operator reads vectors of it" for name, why in left.items()}
 
     def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":
@@ -342,6 +341,15 @@ class Layout:
                 partials.append(Partial(name, elements, columns, these))
         return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials), tuple(apart))
 
+    def _add_roots(self) -> None:
+        """Has owners that compute an operator without any vectors of it say so: a result of no lookup of theirs."""
+        for m in self.meetings:
+            leg = self.legs[m.root]
+            if all(partial.operator != m.operator for partial in leg.partials):
+                columns = (0, self._operators[m.operator].width)
+                added = Partial(m.operator, m.elements, columns, ())
+                self.legs[m.root] = replace(leg, partials=(*leg.partials, added))
+
     def _bundles(self, family: Family) -> list[tuple[str, tuple[str, ...]]]:
         """(form, features) of the entries of one family: by the tables they read where the form is bundled, else apart.
 
@@ -368,9 +376,8 @@ class Layout:
             leg, operator = self.legs[rank], self._operators[partial.operator]
             start, stop = partial.columns
             read = {(leg.entries[leg.hidden[h].entry].features[0], leg.hidden[h].table) for h in partial.hidden}
-            if meets(operator):
+            if any(m.operator == partial.operator and m.root == rank for m in self.meetings):
                 elements += sum(weight.numel() for weight in module_weights(operator))
-                columns += operator.width * len(operator.lookups)
             for weight in weights_of(operator, [k for k in operator.lookups if (k.feature, k.table) in read]):
                 elements += (stop - start) * weight.numel() // len(weight)
                 columns += stop - start

@@ -269,9 +269,11 @@ def step_bytes(
     found = _by_tag(layout, asks, partials, len(told), _pairs(asks, _differ), item_bytes)
     for tag in ("values", "gradients"):
         found[tag] += _meeting_bytes(layout, asks, item_bytes)
+    held = item_bytes.whole if item_bytes.held is None else item_bytes.held
+    modules = sum(2 * (len(m.roots) - 1) * m.weights for m in layout.meetings if m.root == m.roots[0])
     return {
         **found,
-        "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced,
+        "dense": 2.0 * (dense_ranks - groups) * dense_item_bytes * reduced + held * modules,
     }
 
 
@@ -382,4 +384,8 @@ def entry_bytes(
 
 def owner_flops(layout: Layout, samples: int) -> dict[int, float]:
     """Floating-point operations of a training step with dense parameters at holders, by holder; else a dense rank's."""
-    return {rank: float(FLOPS_A_WEIGHT * samples * layout.weights_at(rank)[0]) for rank in layout.legs}
+    found = {rank: float(FLOPS_A_WEIGHT * samples * layout.weights_at(rank)[0]) for rank in layout.legs}
+    n_dense = len({d for m in layout.meetings for d in m.dense})
+    for m in layout.meetings:  # of the samples of other dense ranks another one computes
+        found[m.root] -= FLOPS_A_WEIGHT * samples * m.weights * (1 - len(m.dense) / n_dense)
+    return found

@@ -1,18 +1,21 @@
 """Which owner computes an operator that meets (a tower) for which dense rank: planned alike by every rank.
 
-The rows of all its lookups are on one host, its *place*. Of its owners each gives the vectors that it has to one of
-them, the *root*, who computes the operator and sends the result::
+The rows of all its lookups are on one host, its *place*. The owners that have them, the *members*, give their vectors
+to an owner of that host, the *root*, who computes the operator and sends the result::
 
-    owners of the host  -- vectors -->  root: the operator  -- its result -->  dense rank
-                        <- gradients -                      <- its gradient -
+    members  -- vectors -->  root: the operator  -- its result -->  dense rank
+             <- gradients -                      <- its gradient -
 
-A dense rank that is an owner there itself is its own root; for the others roots go by turns, over the owners that have
-any of the rows. Knows the layout, roles and hosts; knows no MPI and no batch. Source: [DMT].
+Root may be every owner of the host that has rows of any such operator, since it knows then how many samples there are.
+A dense rank that may be root is its own; for the others it goes by turns, which begin with another owner for each
+operator. Knows legs, roles and hosts; knows no MPI and no batch. Source: [DMT].
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from hpcrec.operators.base import Operator, elements_of, layer_elements, module_weights
 
 if TYPE_CHECKING:
     from hpcrec.exchange.layout import Leg
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Places:
-    """Who asks, and where ranks are.
+    """Who asks, where ranks are, and what is to be computed by owners of one host.
 
     Attributes
     ----------
@@ -28,10 +31,13 @@ class Places:
         World ranks that want results.
     host_of : tuple of int
         Host number of each world rank.
+    wanted : tuple of str
+        Operators that meet, and whose features all have a form by which vectors stay.
     """
 
     dense: tuple[int, ...]
     host_of: tuple[int, ...]
+    wanted: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -48,9 +54,15 @@ class Meeting:
     given : tuple of int
         Elements of one sample's vectors that each of them has.
     root : int
-        The member that computes it.
+        The owner that computes it.
     dense : tuple of int
         Dense ranks whose samples it computes it of.
+    roots : tuple of int
+        All owners that compute it, each for others, ascending: they have its module, and train it together.
+    weights : int
+        Elements of the module's parameters.
+    layers : int
+        Of what its layers make of a sample.
     """
 
     operator: str
@@ -59,27 +71,56 @@ class Meeting:
     given: tuple[int, ...]
     root: int
     dense: tuple[int, ...]
+    roots: tuple[int, ...]
+    weights: int
+    layers: int
+
+    def given_by(self, rank: int) -> int:
+        """Elements of one sample's vectors that a rank has; 0 where it is no member."""
+        return self.given[self.members.index(rank)] if rank in self.members else 0
 
 
-def plan_meetings(legs: "Mapping[int, Leg]", met: Sequence[str], places: Places) -> tuple[Meeting, ...]:
+def plan_meetings(
+    legs: "Mapping[int, Leg]", operators: Mapping[str, Operator], met: Sequence[str], places: Places
+) -> tuple[Meeting, ...]:
     """Those of operators ``met``, operator by operator, roots ascending."""
+    given = {name: _given(legs, name) for name in met}
+    holders: dict[int, set[int]] = {}
+    for members in given.values():
+        for rank in members:
+            holders.setdefault(places.host_of[rank], set()).add(rank)
     found = []
-    for name in met:
-        given: dict[int, int] = {}
-        elements = 0
-        for holder, leg in sorted(legs.items()):
-            for partial in leg.partials:
-                if partial.operator == name:
-                    given[holder] = sum(leg.hidden[h].width for h in partial.hidden)
-                    elements = partial.elements
-        members = tuple(given)
+    for turn, name in enumerate(met):
+        members, operator = given[name], operators[name]
+        may = sorted(holders[places.host_of[next(iter(members))]])
         by_root: dict[int, list[int]] = {}
-        far = [d for d in places.dense if d not in members]
-        for d in places.dense:
-            root = d if d in members else members[far.index(d) % len(members)]
-            by_root.setdefault(root, []).append(d)
+        for d in may:
+            if d in places.dense:
+                by_root[d] = [d]
+        for i, d in enumerate(d for d in places.dense if d not in may):
+            by_root.setdefault(may[(i + turn) % len(may)], []).append(d)
         found += [
-            Meeting(name, elements, members, tuple(given.values()), root, tuple(dense))
+            Meeting(
+                operator=name,
+                elements=elements_of(operator, operator.width),
+                members=tuple(members),
+                given=tuple(members.values()),
+                root=root,
+                dense=tuple(sorted(dense)),
+                roots=tuple(sorted(by_root)),
+                weights=sum(weight.numel() for weight in module_weights(operator)),
+                layers=layer_elements(operator),
+            )
             for root, dense in sorted(by_root.items())
         ]
     return tuple(found)
+
+
+def _given(legs: "Mapping[int, Leg]", name: str) -> dict[int, int]:
+    """Elements of a sample's vectors of an operator, by owner."""
+    found = {}
+    for holder, leg in sorted(legs.items()):
+        for partial in leg.partials:
+            if partial.operator == name and partial.hidden:
+                found[holder] = sum(leg.hidden[h].width for h in partial.hidden)
+    return found

@@ -126,9 +126,9 @@ class Reduction:
                 for d in s.dense:
                     self._taken.setdefault((member, d), set()).add(self.number(s, member))
         for m in self.meetings:
-            for member, d in product(set(m.members) - {m.root}, m.dense):
-                number = next(n for n, p in enumerate(layout.legs[member].partials) if p.operator == m.operator)
-                self._taken.setdefault((member, d), set()).add(number)
+            for other, d in product({*m.members, *m.roots} - {m.root}, m.dense):
+                number = next(n for n, p in enumerate(layout.legs[other].partials) if p.operator == m.operator)
+                self._taken.setdefault((other, d), set()).add(number)
 
     def _within(
         self, of: tuple[str, tuple[int, int], int], holders: Sequence[int], turn: int, sums: list[Sum]
@@ -197,10 +197,10 @@ class Reduction:
         sums = [s for s in (*self.inside, *self.across) if rank in s.members]
         met = 0
         for m in self.meetings:
+            given = m.given_by(rank)
             if rank == m.root:
-                met += (2 * sum(m.given) + m.elements) * len(m.dense)
-            elif rank in m.members:
-                met += m.given[m.members.index(rank)] * len(m.dense)
+                given = 2 * sum(m.given) + m.layers + 2 * m.elements
+            met += given * len(m.dense)
         return met + sum(s.elements * len(s.dense) * (len(s.members) if rank == s.root else 1) for s in sums)
 
     def crosses(self, transfer: Transfer) -> bool:

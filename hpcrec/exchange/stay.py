@@ -5,14 +5,15 @@ from collections.abc import Set as AbstractSet
 
 from hpcrec.embedding.shards import Family
 from hpcrec.exchange.forms import FORMS
+from hpcrec.exchange.meetings import Places
 from hpcrec.operators.base import (
     Learned,
     Operator,
     elements_of,
     has_parameters,
     meets,
-    module_of,
-    module_weights,
+    shared_parameters,
+    why_on_dense_ranks,
 )
 from hpcrec.types import Lookup, TableSpec
 
@@ -30,8 +31,8 @@ class Stay:
     operators : mapping of str to Operator
     learned : bool
         Whether those with dense parameters may be computed at holders.
-    host_of : sequence of int, optional
-        Host of each world rank; None: those that meet are computed on dense ranks alone.
+    places : Places, optional
+        Where those that meet may be computed by owners; None: nowhere.
     """
 
     def __init__(
@@ -42,9 +43,10 @@ class Stay:
         operators: Mapping[str, Operator],
         *,
         learned: bool = True,
-        host_of: Sequence[int] | None = None,
+        places: Places | None = None,
     ) -> None:
-        self._learned, self._host_of = learned, host_of
+        self._learned = learned
+        self._wanted, self._host_of = ((), ()) if places is None else (places.wanted, places.host_of)
         self._tables = tables
         self._family_of = family_of
         self._form_of = form_of
@@ -86,43 +88,36 @@ class Stay:
         can = {
             k
             for k, names in readers.items()
-            if names and may.issuperset(names) and all(self._substitutable(k, self._operators[n]) for n in names)
+            if names and may.issuperset(names) and all(self._substitutable(k, n) for n in names)
         }
         crossing = {k.feature for k in lookups if k not in can}
         never_empty = {f for f in one_hot if f in self._family_of and self._family_of[f].kind != "row"}
         return {k for k in can if k.feature not in crossing or k.feature in never_empty}
 
-    def _substitutable(self, lookup: Lookup, operator: Operator) -> bool:
+    def _substitutable(self, lookup: Lookup, name: str) -> bool:
+        operator = self._operators[name]
         if not FORMS[self._form_of[lookup.feature]].stays or operator.shapes is None:
             return False
         if isinstance(operator, Learned) and not self._learned:
             return False
-        if meets(operator) and self.why_apart(operator):
+        if meets(operator) and (name not in self._wanted or self.why_apart(name)):
             return False
         kind = self._family_of[lookup.feature].kind
         return kind in ("table", "column") or (kind == "row" and operator.splits_bags and lookup.pooling == "sum")
 
-    def why_apart(self, operator: Operator) -> str:
-        """Of one that meets: why it is on dense ranks that it does; empty where it does at owners."""
-        if self._host_of is None:
-            return "the form of its features leaves vectors with their owners only where that is asked for"
-        if has_parameters(operator) and (module_of(operator) is None or not self._learned):
-            if module_of(operator) is None:
-                return "it has dense parameters, and no module that says which"
+    def why_apart(self, name: str) -> str:
+        """Of an operator that is to meet at owners: why it does on dense ranks; empty where it does not."""
+        operator = self._operators[name]
+        if why := why_on_dense_ranks(operator):
+            return why
+        if has_parameters(operator) and not self._learned:
             return "each group of dense ranks has a module of its own"
-        scalars = [weight for weight in module_weights(operator) if weight.ndim == 0]
-        if scalars:
-            return "its module has a parameter without a dimension; give it one"
-        mine = {id(weight) for weight in module_weights(operator)}
-        for name, other in self._operators.items():
-            if other is not operator and not mine.isdisjoint(map(id, module_weights(other))):
-                return f"operator {name!r} has parameters of its module too"
+        if why := shared_parameters(name, self._operators):
+            return why
         for k in operator.lookups:
             family = self._family_of[k.feature]
             if family.kind not in ("table", "row"):
-                return f"table {k.table!r} is placed as {family.kind!r}; whole rows of one host are computed with"
-            if not FORMS[self._form_of[k.feature]].stays:
-                return f"the form of feature {k.feature!r} is {self._form_of[k.feature]!r}"
+                return f"table {k.table!r} is placed as {family.kind!r}; it needs whole rows at owners"
             if family.kind == "row" and not (operator.splits_bags and k.pooling == "sum"):
                 return f"bags of feature {k.feature!r}, pooled by {k.pooling!r}, are split over owners"
         hosts = {self._host_of[rank] for k in operator.lookups for rank in self._family_of[k.feature].holders}

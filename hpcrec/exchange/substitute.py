@@ -11,6 +11,7 @@ sliced: this holder has those rows that meet its columns, and leaves their gradi
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -63,6 +64,17 @@ class Sent:
     gradients: list[Floats] = field(default_factory=list)
     sums: list[Any] = field(default_factory=list)
     graph: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = field(default_factory=list)  # leaves and results
+
+    @cached_property
+    def _place_of(self) -> dict[int, int]:
+        """Of each sender among them."""
+        return {d: i for i, d in enumerate(self.dense_P.tolist())}
+
+    def rows(self, dense: Sequence[int], of_SP: Floats) -> list[Floats]:
+        """Rows of the samples of each of these dense ranks, views."""
+        at = self._place_of
+        places = [at[d] for d in dense if d in at]  # who asks nothing of this rank asks nothing of any member
+        return [of_SP[:0], *(of_SP[self.first_P[i] : self.first_P[i + 1]] for i in places)]
 
 
 class Substitute:
@@ -180,7 +192,7 @@ class Substitute:
                 leaf if scale is None else leaf * torch.from_numpy(scale).to(leaf)
                 for leaf, scale in zip(leaves, sent.scales, strict=True)
             ]
-            pooled = [self._pooled(vectors, p.hidden) for _, p in self._partials]
+            pooled = [self._pooled(vectors, p.hidden, samples) for _, p in self._partials]
             results = [
                 flatten(_beside(operator, x).partial(x))
                 for (operator, _), x in zip(self._partials, pooled, strict=True)
@@ -208,9 +220,10 @@ class Substitute:
         leaves, results = sent.graph.pop()
         for own in self.slices:
             own.part.grad = None
-        torch.autograd.backward(
-            results, [torch.from_numpy(g).to(r) for g, r in zip(sent.gradients, results, strict=True)]
-        )
+        pairs = [
+            (r, torch.from_numpy(g).to(r)) for g, r in zip(sent.gradients, results, strict=True) if r.requires_grad
+        ]
+        torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
         sent.gradients.clear()
         found = [leaf.grad for leaf in leaves] + [own.part.grad for own in self.slices if own.part.requires_grad]
         for gradient in found:
@@ -228,8 +241,10 @@ class Substitute:
             tensor_of(gradients[at : at + leaf.numel()].reshape(*leaf.shape)).copy_(leaf.grad)
             at += leaf.numel()
 
-    def _pooled(self, vectors: Sequence[Tensor], hidden: Sequence[int]) -> Tensor:
-        """[S, F, D] of these hidden streams, which have one width."""
+    def _pooled(self, vectors: Sequence[Tensor], hidden: Sequence[int], samples: int) -> Tensor:
+        """[S, F, D] of these hidden streams, which have one width; of none of them nothing."""
+        if not hidden:
+            return vectors[0].detach().new_empty((samples, 0))
         group = next(g for g, (first, n, _) in enumerate(self._groups) if first <= hidden[0] < first + n)
         numbers = [s - self._groups[group][0] for s in hidden]
         picked = vectors[group]

@@ -1,4 +1,4 @@
-"""Arrays of samples from some ranks to others, and where they are among all samples of a step. Knows what is due."""
+"""Arrays of samples from some ranks to others. Knows their shapes, and who is due which; not what they are."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,6 @@ from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.sizes import padded_bytes
 from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.codec import make_codec
-from hpcrec.exchange.substitute import Sent
 from hpcrec.types import Floats
 
 
@@ -43,13 +42,6 @@ class Swap:
         received = self._codec.alltoallv(message, sent_R, due_R, tag)
         places = zip(ranks, (cumulative(due_R)[:-1] // item).tolist(), strict=True)
         return {rank: _cut(received[at:], due[rank]) for rank, at in places if rank in due}
-
-
-def rows_of(sent: Sent, dense: Sequence[int], of_SP: Floats) -> list[Floats]:
-    """Rows of the samples of each of these dense ranks, views."""
-    first = {d: i for i, d in enumerate(sent.dense_P.tolist())}
-    places = [first[d] for d in dense if d in first]  # who asks nothing of this rank asks nothing of any member
-    return [of_SP[:0], *(of_SP[sent.first_P[i] : sent.first_P[i + 1]] for i in places)]
 
 
 def put(rows: Sequence[Floats], values_NP: Floats) -> None:

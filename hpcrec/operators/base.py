@@ -156,6 +156,46 @@ def module_weights(operator: Operator) -> list[nn.Parameter]:
     return [] if module is None else list(module.parameters())
 
 
+def layer_elements(operator: Operator) -> int:
+    """Elements that the linear layers of the module of one that meets make of a sample."""
+    module = module_of(operator)
+    return 0 if module is None else sum(int(getattr(m, "out_features", 0)) for m in module.modules())
+
+
+def why_on_dense_ranks(operator: Operator) -> str:
+    """Of one that meets: why dense ranks have to compute it, wherever its rows are; empty where owners may.
+
+    Owners save parameters of a module and nothing else, and each has other samples than a dense rank.
+    """
+    module = module_of(operator)
+    if operator.shapes is None:
+        return "it does not say what its result is (shapes)"
+    if has_parameters(operator) and module is None:
+        return "it has dense parameters, and no module that says which"
+    for name, part in () if module is None else module.named_modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+            return f"its module draws random numbers ({name or type(part).__name__}), other ones at each owner"
+        if isinstance(part, nn.modules.batchnorm._NormBase):
+            return f"its module computes with other samples of its part of a batch ({name or type(part).__name__})"
+    saved = set() if module is None else module.state_dict().keys() - {name for name, _ in module.named_parameters()}
+    if saved:
+        return f"its module has a buffer ({min(saved)}), which only dense ranks save"
+    for name, weight in () if module is None else module.named_parameters():
+        if weight.ndim == 0:
+            return f"parameter {name} of its module has no dimension; give it one"
+    return ""
+
+
+def shared_parameters(name: str, operators: Mapping[str, Operator]) -> str:
+    """Which other operator has parameters of the module of one that meets too, as a reason; empty where none has."""
+    mine = {id(weight) for weight in module_weights(operators[name])}
+    for other, operator in operators.items():
+        theirs = (*module_weights(operator), *weights_of(operator, operator.lookups))
+        if other != name and not mine.isdisjoint(map(id, theirs)):
+            return f"operator {other!r} has parameters of its module too"
+    return ""
+
+
 def with_module(operator: Operator) -> Operator:
     """One that meets, with a module of its own on the host that has the values of the other now; itself without one."""
     module = module_of(operator)

@@ -49,7 +49,8 @@ def update_dense(parts: Parts, step: int, lr_scale: float) -> None:
     elif not slices.away:
         return
     if slices.away:
-        slices.reduce()
+        with parts.timer("dense_reduce"):
+            slices.reduce()
     with parts.timer("dense_update"):
         if parts.clip_norm is not None:
             _clip(parts, parts.clip_norm, step)

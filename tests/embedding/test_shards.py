@@ -403,3 +403,65 @@ def predicted_balance(
                 time[holder] += ids * rows / family.rows * (LOOKUP_COLUMNS * (stop > start) + stop - start)
     sums = {"memory": list(memory.values()), "time": list(time.values())}
     return {name: max(n) * len(n) / sum(n) if any(n) else 1.0 for name, n in sums.items()}
+
+
+def towers(n: int, tables: int = 4, rows: int = 50_000) -> tuple[dict[str, int], dict[str, list[str]]]:
+    names = {f"tower{t}": [f"t{t}x{i}" for i in range(tables)] for t in range(n)}
+    return {name: rows for some in names.values() for name in some}, names
+
+
+HOSTS_2X2 = (0, 0, 1, 1)
+
+
+def hosts_of(families: dict, names: Sequence[str], hosts: Sequence[int]) -> set[int]:
+    return {hosts[rank - 10] for name in names for rank in families[name].holders}
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5])
+def test_each_group_is_on_one_host_and_whole_where_splits_would_not_help(n: int) -> None:
+    rows, groups = towers(n)
+    families = place(rows, owners=4, hosts=HOSTS_2X2, groups=groups, replicate_rows=10**9)
+    assert all(len(hosts_of(families, names, HOSTS_2X2)) == 1 for names in groups.values())
+    assert {family.kind for family in families.values()} == {"table"}
+    held = [sum(10 + owner in family.holders for family in families.values()) for owner in range(4)]
+    assert max(held) <= 2 * -(-n // 2) and sum(held) == 4 * n, held
+
+
+def test_what_is_in_no_group_goes_where_groups_leave_room() -> None:
+    rows, groups = towers(1)
+    rows |= {f"other{i}": 50_000 for i in range(4)}
+    families = place(rows, owners=4, hosts=HOSTS_2X2, groups=groups)
+    assert {family.kind for family in families.values()} == {"table"}
+    assert [sum(10 + owner in family.holders for family in families.values()) for owner in range(4)] == [2, 2, 2, 2]
+
+
+def test_a_large_table_of_a_group_is_dealt_within_its_host() -> None:
+    rows, groups = towers(2, 2)
+    rows["t0x0"] = 1_000_000
+    families = place(rows, owners=4, hosts=HOSTS_2X2, groups=groups)
+    assert families["t0x0"].kind == "row" and len(families["t0x0"].holders) == 2
+    assert len(hosts_of(families, groups["tower0"], HOSTS_2X2)) == 1
+    whole = place(rows, owners=4, hosts=HOSTS_2X2, groups=groups, whole_bags={"t0x0"})
+    assert whole["t0x0"].kind == "table"
+    alone = place(rows, owners=2, hosts=(0, 1), groups=groups)
+    assert alone["t0x0"].kind == "table"  # of the one owner there is
+
+
+def test_a_group_follows_its_tables_that_have_owners_and_the_configuration_stands_above_it() -> None:
+    rows, groups = towers(2)
+    pinned = place(rows, {"t0x0": Placement(kind="table", owners=(3,))}, owners=4, hosts=HOSTS_2X2, groups=groups)
+    assert hosts_of(pinned, groups["tower0"], HOSTS_2X2) == {1} and hosts_of(pinned, groups["tower1"], HOSTS_2X2) == {0}
+    asked = {"t0x0": Placement(kind="row"), "t0x1": Placement(kind="column"), "t0x2": Placement(kind="row", parts=4)}
+    found = place(rows, asked, owners=4, hosts=HOSTS_2X2, groups=groups)
+    assert [len(found[name].holders) for name in asked] == [4, 4, 4]
+    assert [found[name].kind for name in asked] == ["row", "column", "row"]
+
+
+def test_tables_of_two_groups_are_refused() -> None:
+    tables, features, lookups = specs({"a": 100, "b": 100})
+    lookups = [Lookup(feature="a", table="a"), Lookup(feature="b", table="a")]
+    with pytest.raises(ConfigError, match=r"'one' and 'two' are to be computed where their rows are, .* share tables"):
+        build_families(
+            tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0,
+            groups={"one": ["a"], "two": ["b"]},
+        )  # fmt: skip
