@@ -215,12 +215,7 @@ def make_offers(
     """
     widths = tables_of(operators)
     lookups = [lookup for operator in operators.values() for lookup in operator.lookups]
-    for lookup in lookups:
-        if lookup.pooling == "max" and dataset.feature(lookup.feature).weighted:
-            raise ConfigError(
-                f"model: feature {lookup.feature!r} is pooled by 'max', but its ids carry weights in {dataset.path}. "
-                f"Allowed for it: 'sum', 'mean'. Set model.pooling.{lookup.feature} to one of them."
-            )
+    _check_max(dataset, lookups)
     beside = {k.table: config.embedding.table_of(k.feature) for k in lookups}
     _check_read(config, widths, beside.values())
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
@@ -242,12 +237,7 @@ def make_offers(
         hosts=[topology.host_of[rank] for rank in topology.owners],
         within=adds,
         groups=groups,
-        whole_bags={
-            k.feature
-            for name in groups
-            for k in operators[name].lookups
-            if k.pooling != "sum" or not operators[name].splits_bags
-        },
+        whole_bags=_whole_bags([operators[name] for name in groups]),
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
@@ -290,11 +280,27 @@ def _at_places(config: Config, operators: Mapping[str, Operator]) -> dict[str, l
     return found
 
 
+def _whole_bags(operators: Iterable[Operator]) -> frozenset[str]:
+    """Features whose bags these do not allow to be split."""
+    found = (k for operator in operators for k in operator.lookups if k.pooling != "sum" or not operator.splits_bags)
+    return frozenset(k.feature for k in found)
+
+
 def _why_never(name: str, operators: Mapping[str, Operator], topology: Topology) -> str:
     """Why dense ranks have to compute an operator that meets, wherever its rows are; empty where owners may."""
     if has_parameters(operators[name]) and topology.groups > 1:
         return "each group of dense ranks has a module of its own"
     return why_on_dense_ranks(operators[name]) or shared_parameters(name, operators)
+
+
+def _check_max(dataset: DataSet, lookups: Iterable[Lookup]) -> None:
+    """Refuses a max of ids that carry weights."""
+    for lookup in lookups:
+        if lookup.pooling == "max" and dataset.feature(lookup.feature).weighted:
+            raise ConfigError(
+                f"model: feature {lookup.feature!r} is pooled by 'max', but its ids carry weights in {dataset.path}. "
+                f"Allowed for it: 'sum', 'mean'. Set model.pooling.{lookup.feature} to one of them."
+            )
 
 
 def _check_read(config: Config, tables: Iterable[str], beside: Iterable[str]) -> None:

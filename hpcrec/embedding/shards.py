@@ -140,24 +140,20 @@ def build_families(
     movable: dict[str, Movable] = {}
     for name, (names, feats) in connected.items():
         want, specs, anywhere = _wanted(names, placements), [tables[t] for t in names], False
+        small = tables[name].rows <= replicate_rows and group_of[name] is None
         if specs[0].dynamic is not None:
             setting = min((t for t in names if placements.get(t) == want), key=len, default=name)
             anywhere = want == Placement()
             want = _dynamic_placement(want, setting, len(owners))
-        elif want.kind == "replicate" or (
-            want.kind == "auto" and tables[name].rows <= replicate_rows and group_of[name] is None
-        ):
+        elif want.kind == "replicate" or (want.kind == "auto" and small):
             placed[name] = ("replicate", tuple(dense))
             continue
         _check_placement(f"embedding.tables.{name}", want, len(owners))
         kind = "table" if want.kind == "auto" and want.owners is not None else want.kind
         cost = cost_of(specs, sum(mean_ids[f] for f in feats))
-        group, n_split = group_of[name], len(owners)
-        way = way_to_split(specs, n_split, whole_rows=whole_rows)
-        if group is not None:  # is dealt to owners of a host, if to several, and not by columns
-            n_split = max(list(hosts).count(host) for host in hosts) if hosts else n_split
-            way = way_to_split(specs, n_split, whole_rows=True)
-            way = "table" if not whole_bags.isdisjoint(feats) else way
+        group, way = group_of[name], way_to_split(specs, len(owners), whole_rows=whole_rows)
+        if group is not None:
+            way = _way_in_host(specs, hosts or (0,) * len(owners), whole=not whole_bags.isdisjoint(feats))
             kind, anywhere = ("table", False) if way == "table" and anywhere else (kind, anywhere)
         movable[name] = Movable(
             cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way, anywhere=anywhere, group=group
@@ -181,6 +177,12 @@ def build_families(
         if family.dynamic is not None:
             _check_capacity(family, tables[family.name])
     return tuple(_for_all_rows(family) if reading else family for family in families)
+
+
+def _way_in_host(specs: Sequence[TableSpec], hosts: Sequence[int], *, whole: bool) -> str | None:
+    """How tables of a group may be split over the owners of a host, if over several, and not by columns."""
+    most = max(list(hosts).count(host) for host in hosts)
+    return "table" if whole else way_to_split(specs, most, whole_rows=True)
 
 
 def _groups_of(

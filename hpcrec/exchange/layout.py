@@ -211,8 +211,8 @@ class Layout:
         ranks = sorted({rank for family in families for rank in family.holders})
         self.legs = {rank: self._leg(rank) for rank in ranks}
         wanted = () if places is None else places.wanted
-        met = [name for name in wanted if name in self.substituted]
-        self.meetings = () if places is None else plan_meetings(self.legs, operators, met, places)
+        given = {name: self._given(name) for name in wanted if name in self.substituted}
+        self.meetings = () if places is None else plan_meetings(given, operators, places)
         self._add_roots()
         left = {name: stay.why_apart(name) for name in wanted if name not in self.substituted}
         self.apart = {name: why or "another operator reads vectors of it" for name, why in left.items()}
@@ -340,6 +340,13 @@ class Layout:
                 these = tuple(h for h in mine if hidden[h][0].columns == columns)
                 partials.append(Partial(name, elements, columns, these))
         return Leg(tuple(kept), tuple(streams), tuple(s for s, _ in hidden), tuple(partials), tuple(apart))
+
+    def _given(self, name: str) -> dict[int, int]:
+        """Elements of a sample's vectors of an operator, by holder."""
+        mine = {rank: [p for p in leg.partials if p.operator == name] for rank, leg in self.legs.items()}
+        return {
+            r: sum(self.legs[r].hidden[h].width for p in some for h in p.hidden) for r, some in mine.items() if some
+        }
 
     def _add_roots(self) -> None:
         """Has owners that compute an operator without any vectors of it say so: a result of no lookup of theirs."""

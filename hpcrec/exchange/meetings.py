@@ -8,17 +8,13 @@ to an owner of that host, the *root*, who computes the operator and sends the re
 
 Root may be every owner of the host that has rows of any such operator, since it knows then how many samples there are.
 A dense rank that may be root is its own; for the others it goes by turns, which begin with another owner for each
-operator. Knows legs, roles and hosts; knows no MPI and no batch. Source: [DMT].
+operator. Knows who has what, roles and hosts; knows no MPI and no batch. Source: [DMT].
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hpcrec.operators.base import Operator, elements_of, layer_elements, module_weights
-
-if TYPE_CHECKING:
-    from hpcrec.exchange.layout import Leg
 
 
 @dataclass(frozen=True)
@@ -81,17 +77,24 @@ class Meeting:
 
 
 def plan_meetings(
-    legs: "Mapping[int, Leg]", operators: Mapping[str, Operator], met: Sequence[str], places: Places
+    given: Mapping[str, Mapping[int, int]], operators: Mapping[str, Operator], places: Places
 ) -> tuple[Meeting, ...]:
-    """Those of operators ``met``, operator by operator, roots ascending."""
-    given = {name: _given(legs, name) for name in met}
+    """Those of the operators that are given any vectors, operator by operator, roots ascending.
+
+    Parameters
+    ----------
+    given : mapping of str to mapping of int to int
+        Of each operator: elements of a sample's vectors of it, by owner, ascending.
+    operators : mapping of str to Operator
+    places : Places
+    """
     holders: dict[int, set[int]] = {}
     for members in given.values():
         for rank in members:
             holders.setdefault(places.host_of[rank], set()).add(rank)
     found = []
-    for turn, name in enumerate(met):
-        members, operator = given[name], operators[name]
+    for turn, (name, members) in enumerate(given.items()):
+        operator = operators[name]
         may = sorted(holders[places.host_of[next(iter(members))]])
         by_root: dict[int, list[int]] = {}
         for d in may:
@@ -114,13 +117,3 @@ def plan_meetings(
             for root, dense in sorted(by_root.items())
         ]
     return tuple(found)
-
-
-def _given(legs: "Mapping[int, Leg]", name: str) -> dict[int, int]:
-    """Elements of a sample's vectors of an operator, by owner."""
-    found = {}
-    for holder, leg in sorted(legs.items()):
-        for partial in leg.partials:
-            if partial.operator == name and partial.hidden:
-                found[holder] = sum(leg.hidden[h].width for h in partial.hidden)
-    return found
