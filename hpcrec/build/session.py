@@ -114,8 +114,8 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     timer, signal = PhaseTimer(), watch()
     (tables, _, offers), settled = _settled(config, world, splits["train"], offered, dense, timer)
     layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer, settled)
-    if layout.apart and world.topology.rank == 0:
-        warnings.warn(_why_apart(layout), stacklevel=3)
+    if layout.apart:
+        agreed(lambda: _say_apart(layout, world.topology))  # where a warning is an error, on all ranks
     part = agreed(lambda: dense.part(layout.away))
     affinity = None if reading else agreed(lambda: make_affinity(config, tables, families, world.topology.dense))
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
@@ -209,10 +209,12 @@ def _why_flat(config: Config, world: World) -> str:
     return f"exchange.path is 'levels', but the ranks of a host cannot share memory ({reason}): the path is flat."
 
 
-def _why_apart(layout: Layout) -> str:
-    """Which operators dense ranks compute, though they were to be computed where their rows are."""
-    reasons = "; ".join(f"{name}, because {why}" for name, why in layout.apart.items())
-    return f"Of the operators that owners were to compute by exchange.form, dense ranks compute {reasons}."
+def _say_apart(layout: Layout, topology: Topology) -> None:
+    """Warns which operators dense ranks compute, though they were to be computed where their rows are."""
+    if topology.rank == 0:
+        reasons = "; ".join(f"{name}, because {why}" for name, why in layout.apart.items())
+        told = f"Of the operators that owners were to compute by exchange.form, dense ranks compute {reasons}."
+        warnings.warn(told, stacklevel=5)
 
 
 def _teaches_from(config: Config) -> int | None:

@@ -125,13 +125,13 @@ def build_families(
     lookups the mean number of ids a sample is known, not their skew. See ``place.place``. ``reading``: each
     owner of a dynamic family has room for all of its rows. ``whole_rows``: none is split by columns that does not ask
     for it. ``hosts``, of owners, and ``within`` as of ``place.place``. ``groups``: features by group, whose tables go
-    to owners of one host, none of them replicated, where the configuration leaves it open; ``whole_bags``: those of
-    them whose bags are not to be split.
+    to owners of one host, none of them replicated, where the configuration leaves it open, those of several groups that
+    share some together; ``whole_bags``: those of them whose bags are not to be split.
 
     Raises
     ------
     ConfigError
-        Tables that a feature links but that differ in rows, tables of two groups, or a placement that cannot be had.
+        Tables that a feature links but that differ in rows, or a placement that cannot be had.
     """
     mean_ids = {f.name: f.mean_ids for f in features}
     connected = _connected(tables, lookups)
@@ -188,20 +188,12 @@ def _way_in_host(specs: Sequence[TableSpec], hosts: Sequence[int], *, whole: boo
 def _groups_of(
     connected: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]], groups: Mapping[str, Sequence[str]]
 ) -> dict[str, str | None]:
-    """The group of each family; None where none has features of it."""
+    """The group of each family, None where none has features of it; groups that share a family are one."""
     group_of = {feature: group for group, feats in groups.items() for feature in feats}
-    found: dict[str, str | None] = {}
-    for name, (_, feats) in connected.items():
-        mine = {group_of[f]: f for f in feats if f in group_of}
-        if len(mine) > 1:
-            (one, f), (other, g) = list(mine.items())[:2]
-            raise ConfigError(
-                f"operators {one!r} and {other!r} are to be computed where their rows are, but {f!r}, a feature of the "
-                f"one, and {g!r}, of the other, share tables ({name!r}), which are on one host. Put them into one, or "
-                "set exchange.form = 'pooled', with which dense ranks compute both."
-            )
-        found[name] = next(iter(mine), None)
-    return found
+    for _, feats in connected.values():
+        mine = list(dict.fromkeys(group_of[f] for f in feats if f in group_of))
+        group_of = {f: mine[0] if group in mine else group for f, group in group_of.items()}
+    return {name: next((group_of[f] for f in feats if f in group_of), None) for name, (_, feats) in connected.items()}
 
 
 def _for_all_rows(family: Family) -> Family:

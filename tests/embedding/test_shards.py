@@ -457,11 +457,14 @@ def test_a_group_follows_its_tables_that_have_owners_and_the_configuration_stand
     assert [found[name].kind for name in asked] == ["row", "column", "row"]
 
 
-def test_tables_of_two_groups_are_refused() -> None:
-    tables, features, lookups = specs({"a": 100, "b": 100})
-    lookups = [Lookup(feature="a", table="a"), Lookup(feature="b", table="a")]
-    with pytest.raises(ConfigError, match=r"'one' and 'two' are to be computed where their rows are, .* share tables"):
-        build_families(
-            tables, features, lookups, {}, owners=(0,), dense=(0,), replicate_rows=0,
-            groups={"one": ["a"], "two": ["b"]},
-        )  # fmt: skip
+def test_groups_that_share_a_table_go_together() -> None:
+    rows, groups = towers(4)
+    tables, features, lookups = specs(rows)
+    lookups = [Lookup(feature=k.feature, table="t0x0" if k.feature == "t3x1" else k.table) for k in lookups]
+    families = build_families(
+        tables, features, lookups, {}, owners=(10, 11, 12, 13), dense=(20,), replicate_rows=0, hosts=HOSTS_2X2,
+        groups=groups,
+    )  # fmt: skip
+    by_name = {family.name: family for family in families}
+    assert hosts_of(by_name, [f for f in (*groups["tower0"], *groups["tower3"]) if f != "t3x1"], HOSTS_2X2) == {0}
+    assert hosts_of(by_name, groups["tower1"], HOSTS_2X2) == hosts_of(by_name, groups["tower2"], HOSTS_2X2) == {1}

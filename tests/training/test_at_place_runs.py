@@ -223,7 +223,8 @@ def test_what_cannot_be_is_refused_or_said(folder: Path, monkeypatch: pytest.Mon
 
     refused("owners would train dense parameters of tower0, tower1", config_of(
         folder, FUSED, policy={"name": "hybrid", "staleness": 1}))  # fmt: skip
-    refused("share tables", config_of(folder, FUSED, options={"towers": [["user", "item"], ["tag", "history"]]}))
+    with open_session(config_of(folder, FUSED, options={"towers": [["user", "item"], ["tag", "history"]]})) as session:
+        assert computed(session) == {"tower0", "tower1"}, "they share a table, so they are on one host"
     apart = {"tables": {"user": {"shard": "replicate"}}}
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
