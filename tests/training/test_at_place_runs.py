@@ -334,13 +334,15 @@ def test_towers_without_parameters_under_hybrid(folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parallel([2, 3, 4])
-def test_bytes_are_those_predicted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_bytes_are_those_predicted(folder: Path, monkeypatch: pytest.MonkeyPatch, codec: str) -> None:
     """Of values, gradients and dense sums, by the ledger, but for padding: those of modules among their owners too."""
     write_data(folder / "data.h5", samples=256)
+    item = {"fp32": ItemBytes(4.0), "bf16": ItemBytes(2.0, held=4.0)}[codec]
     for hosts in {(0,) * COMM.size, APART[COMM.size]}:
         on_hosts(monkeypatch, hosts)
         config = config_of(folder, FUSED, width=16, train={"batch_size": 64, "dtype": "float32", "steps": 4},
-                           exchange={"ids": "read"}, embedding={"share": {}})  # fmt: skip
+                           exchange={"ids": "read", "codec": codec}, embedding={"share": {}})  # fmt: skip
         with open_session(config) as session:
             layout, world = session.parts.exchange.layout, session.parts.world
             before = world.total_wire_bytes().sum(axis=1)
@@ -353,7 +355,7 @@ def test_bytes_are_those_predicted(folder: Path, monkeypatch: pytest.MonkeyPatch
                    for leg in layout.legs.values() for entry in leg.entries}  # fmt: skip
         asks = Asks(dict.fromkeys(layout.legs, others), nothing, own)
         whole = {"dense_elements": n_dense, "dense_item_bytes": 4.0, "dense_ranks": COMM.size}
-        said = step_bytes(layout, asks, item_bytes=ItemBytes(4.0), **whole) if not layout.groups else {}
+        said = step_bytes(layout, asks, item_bytes=item, **whole) if not layout.groups else {}
         with on_every_rank():
             assert len(layout.meetings) >= 2 and not layout.groups, "features cross besides"
             for tag, messages in (("values", 2), ("gradients", 2), ("dense", 4)):

@@ -22,6 +22,8 @@ OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad", "adam")
 FORMS = ("pooled", "rows", "partial", "auto")
 IDS = ("routed", "read")
 TABLES = ("user", "item", "tag")
+# Under form partial towers whose tables are split in ways that no host has them whole are computed on dense ranks.
+pytestmark = pytest.mark.filterwarnings("ignore:Of the operators that owners were to compute")
 
 
 def roles_for(size: int) -> list[dict[str, Any]]:

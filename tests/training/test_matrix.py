@@ -41,6 +41,9 @@ ROUNDING = 1e-5
 # there a bit each for positions: (0.5 (2 + 4 / 128) + 1 / 8) / 4 = 0.29; between looks at a threshold a few more.
 SHARE = {"fp32": 1.0, "fp16": 0.52, "bf16": 0.5, "dct of vectors": 0.52, "dct of features": 0.52}
 SHARE_OF_VECTORS = 0.34
+# No codec touches vectors on their way to towers, in a host, which may be most, nor dct what towers give; what codecs
+# spare is held to a formula by test_at_place_runs.
+SHARE_AT_PLACE = {"fp32": 1.0, "fp16": 0.9, "bf16": 0.9, "dct of vectors": 1.0, "dct of features": 1.0}
 PADDING = 2 * 12 * 64  # of 12 messages among 4 ranks, there and back
 SHARE_OF_DENSE = 0.8  # of towers so small that thresholding hardly pays: 32 bytes of sizes beside 400 of a whole sum
 
@@ -153,6 +156,8 @@ def check(case: Case, found: Found, run: Run) -> None:
         share = SHARE[case.codec]
         if found.cut:
             share = SHARE_OF_VECTORS
+        if case.model.startswith("dmt_") and case.form == "partial":
+            share = SHARE_AT_PLACE[case.codec]
         assert found.vectors <= share * whole.vectors + PADDING, (case, found.sent, whole.sent)
         share = SHARE_OF_DENSE if found.thresholded else 1.0
         assert found.sent["dense"] <= share * whole.sent["dense"], (case, found.sent, whole.sent)
@@ -200,5 +205,5 @@ def test_every_pair_of_positions_trains(folder: Path) -> None:
 def test_every_combination_trains(folder: Path) -> None:
     found = all_of(folder, itertools.product(MODELS, FORMS, CODECS, DENSE, MODES), (check, check_neighbours))
     assert len(found) == len(MODELS) * 3 * 5 * 2 * 2
-    # Of 4 models with towers; but where owners train the first layer, what is left may be too little to threshold.
-    assert 100 < sum(one.thresholded for one in found) <= 120 and sum(one.folded for one in found) >= 30
+    # Of 6 models; but where owners train layers, what is left may be too little to threshold.
+    assert 100 < sum(one.thresholded for one in found) <= 180 and sum(one.folded for one in found) >= 30
