@@ -1,0 +1,41 @@
+"""Models with towers beside flat ones: what they gain in time across hosts, and what they cost in AUC.
+
+    python benchmarks/towers.py [--parts NAMES] [--quick] [--json FILE] [--cluster DIR] [--data DIR] [--cache DIR]
+
+``speed``      a step across emulated hosts (``towers_parts/speed_part.py``)
+``planted``, ``share``, ``towers``, ``short``, ``codecs`` and ``movielens``
+               AUC (``towers_parts/quality_part.py``)
+``partition``  towers that are found (``towers_parts/partition_part.py``)
+
+Runs whose AUC is known to the cache are not run again: take another one for another product. The JSON of each part but
+the first lies beside it, as <FILE>_<part>.
+"""
+
+from pathlib import Path
+
+from _report import ROOT, asked, finish, options
+from towers_parts import partition_part, quality_part, speed_part
+
+PARTS = ("speed", *quality_part.PARTS, "partition")
+
+
+def main() -> None:
+    parser = options(__doc__, PARTS)
+    parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
+    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="folder of MovieLens' files")
+    parser.add_argument("--cache", type=Path, default=ROOT / "build" / "towers", help="data sets, and what runs found")
+    arguments = parser.parse_args()
+    cache = arguments.cache / "quick" if arguments.quick else arguments.cache
+    for part, path in asked(parser, arguments, PARTS):
+        if part == "speed":
+            rows, claims = speed_part.measure(cache, arguments.cluster, quick=arguments.quick)
+        elif part == "partition":
+            rows, claims = partition_part.measure(cache, quick=arguments.quick)
+        else:
+            rows, claims = quality_part.measure(cache, arguments.data, part, quick=arguments.quick)
+        name = "towers" if part == PARTS[0] else f"towers_{part}"
+        finish(name, rows, claims, path)
+
+
+if __name__ == "__main__":
+    main()

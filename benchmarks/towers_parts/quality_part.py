@@ -1,0 +1,272 @@
+"""AUC of towers beside the flat model's, over paired seeds, on test sets that were not trained on.
+
+16 features of 40 ids in 4 planted groups of 4, latent rank 8, width 16; each pair of features has a weight of its own,
+sign included, and a share of the interactions' variance lies between groups. A seed is one of the data and of the run,
+of 12 million samples (three epochs), after which flat DLRM is within 0.005 of the attainable AUC. Rates of rows and of
+dense parameters are those of ``RATES`` with the best AUC of a seed that nothing else uses, for each kind of arm by
+itself: ``flat``, towers (at ratio 4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r
+of which as many bytes cross hosts as of towers of ratio r, or more. A gap is the mean difference over seeds, its
+interval the 95 % one of Student's t.
+
+``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
+              lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
+              ``towers.largest_ratio.<model>`` the largest r whose ends hold both
+``share``     shares from 0 to 1, and data without groups, 5 seeds, r = 2 and 4, DLRM:
+              ``towers.largest_cross_share.r<r>`` is the largest share up to which the lower end is above the margin
+``towers``    2 to 16 towers, r = 2, 8, 16, 3 seeds, DLRM: a table. Fewer towers than groups have two groups each, more
+              have a part of one
+``short``     as ``planted``, of a third of the samples, by which flat has learned little between groups: no claim
+``codecs``    over 4 ranks of this machine, 3 of the seeds: flat DLRM by ``bf16``, and by ``dct`` of vectors at two
+              densities, beside the same seeds' towers and narrow rows: AUC, and bytes that cross between ranks
+``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds, no share;
+              margin 0.001
+"""
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _report import claim
+from des_parts.cells import Row, show
+from towers_parts.data import MovieLens, Planted, Towers, as_option
+from towers_parts.trained import Case, Data, Kept, gap
+
+WIDTH, SHARE, RATIO = 16, 0.05, 4
+RATIOS = (2, 4, 8)
+SEEDS, PILOT = tuple(range(1, 9)), 100
+STEPS, SHORT = 6000, 2000  # of 2,048 samples
+SHARES = (0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+MARGIN = {"planted": 0.0005, "movielens": 0.001}
+RATES = tuple((rows, dense) for rows in (1e-3, 2e-3, 5e-3) for dense in (1e-3, 3e-3))
+MODELS = {
+    "dmt_dlrm": ("dlrm", "bottom=[64, {width}], top=[128, 64]", "bottom=[64], top=[128, 64]"),
+    "dmt_dcn": ("dcn", "hidden=[128, 64]", "hidden=[128, 64], module='products'"),
+}
+ML_STEPS = 1200  # three epochs
+PARTS = ("planted", "share", "towers", "short", "codecs", "movielens")
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A model: ``kind`` says whose rates it has."""
+
+    name: str
+    kind: str
+    model: str
+    ratio: float = 1.0
+    towers: Towers = ()
+
+    def settings(self, steps: int) -> tuple[str, ...]:
+        """But for rates."""
+        flat, flat_options, options = MODELS[self.model]
+        if self.kind == "towers":
+            said = f"{options}, ratio={self.ratio:g}, towers={as_option(self.towers)}"
+            return (f"model.name={self.model}", f"model.options={{{said}}}", f"train.steps={steps}")
+        width = WIDTH if self.kind == "flat" else max(1, round(WIDTH / self.ratio))
+        said = flat_options.format(width=width)
+        narrow = (f"model.width={width}",) if width != WIDTH else ()
+        return (f"model.name={flat}", f"model.options={{{said}}}", f"train.steps={steps}", *narrow)
+
+
+FLAT = Arm("flat", "flat", "dmt_dlrm")
+
+
+class Measured:
+    """AUC of arms, by rates that are theirs."""
+
+    def __init__(self, kept: Kept, pilot: Data, pilot_towers: Towers, steps: int) -> None:
+        self._kept, self._pilot, self._towers, self._steps = kept, pilot, pilot_towers, steps
+        self._rates: dict[tuple[str, str], tuple[str, ...]] = {}
+
+    def case(self, arm: Arm, seed: int, more: Sequence[str] = (), ranks: int = 1) -> Case:
+        """Of an arm; its rates are looked for if nobody has."""
+        return Case((*arm.settings(self._steps), *self.rates(arm), *more), seed, ranks)
+
+    def rates(self, arm: Arm) -> tuple[str, ...]:
+        """The best of an arm's kind."""
+        if (arm.kind, arm.model) not in self._rates:
+            tried = Arm("", arm.kind, arm.model, RATIO, self._towers)
+            settings = [(f"embedding.optimizer.lr={a}", f"dense.optimizer.lr={b}") for a, b in RATES]
+            cases = [Case((*tried.settings(self._steps), *some), PILOT) for some in settings]
+            self._kept.run(self._pilot, cases)
+            found = [self._kept.auc(self._pilot, case) for case in cases]
+            self._rates[arm.kind, arm.model] = settings[max(range(len(found)), key=found.__getitem__)]
+        return self._rates[arm.kind, arm.model]
+
+    def auc(self, runs: Iterable[tuple[int, Data, Sequence[Arm]]]) -> dict[str, list[float]]:
+        """By name of an arm, seed by seed; what is run are arms on data, by a seed."""
+        found: dict[str, list[float]] = {}
+        for seed, data, arms in runs:
+            cases = {arm.name: self.case(arm, seed) for arm in arms}
+            self._kept.run(data, cases.values())
+            for name, case in cases.items():
+                row = self._kept.row(data, case)
+                found.setdefault(name, []).append(row["auc"])
+            found.setdefault("attainable", []).append(row["attainable"])
+        return found
+
+
+def measure(cache: Path, files: Path, part: str, *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, of the part of this name, and claims."""
+    kept = Kept(cache)
+    if part == "movielens":
+        return movielens(kept, files, quick=quick)
+    pilot = Planted(SHARE, PILOT)
+    steps = SHORT if part == "short" else STEPS
+    measured = Measured(kept, pilot, pilot.groups, 100 if quick else steps)
+    if part in ("planted", "short"):
+        return on_planted(measured, part, SEEDS[:2] if quick else SEEDS, tuple(MODELS)[: 1 if quick else None])
+    if part == "share":
+        return by_share(measured, SHARES[:2] if quick else SHARES, SEEDS[: 2 if quick else 5])
+    if part == "towers":
+        return by_towers(measured, SEEDS[: 1 if quick else 3]), []
+    return by_codec(kept, measured, SEEDS[: 1 if quick else 3]), []
+
+
+def arms_of(model: str, towers: Towers, ratios: Sequence[int] = RATIOS) -> list[Arm]:
+    """Flat, towers and narrow rows."""
+    towered = [Arm(f"r{r}", "towers", model, r, towers) for r in ratios]
+    return [Arm("flat", "flat", model), *towered, *(Arm(f"narrow {r}", "narrow", model, r) for r in ratios)]
+
+
+def lines(about: Row, found: dict[str, list[float]], ratios: Sequence[int]) -> list[Row]:
+    """Of each ratio: beside flat, and beside narrow rows."""
+    rows = []
+    for r in ratios:
+        row = {**about, "ratio": r, "seeds": len(found["flat"]), "flat_auc": statistics.mean(found["flat"])}
+        row |= gap(found[f"r{r}"], found["flat"])
+        row |= {f"{name}_over_narrow": of for name, of in gap(found[f"r{r}"], found[f"narrow {r}"]).items()}
+        if not math.isnan(found["attainable"][0]):
+            row["attainable"] = statistics.mean(found["attainable"])
+        row |= {"narrow_gap": statistics.mean(found[f"narrow {r}"]) - row["flat_auc"]}
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def holds(row: Row, margin: float) -> bool:
+    """Whether both conditions do, by their intervals."""
+    return bool(row["low"] > -margin and row["low_over_narrow"] > 0)
+
+
+def claims_of(rows: Sequence[Row], data: str, model: str) -> list[Row]:
+    """Of a model on some data."""
+    own = next(row for row in rows if row["ratio"] == RATIO)
+    largest = max((row["ratio"] for row in rows if holds(row, MARGIN[data])), default=None)
+    margin = f"> -{MARGIN[data]:g}"
+    about = f"of AUC at r = {RATIO}, lower end of the 95 % interval over {own['seeds']} seeds"
+    none = None if largest else f"no r of {', '.join(map(str, RATIOS))} holds"
+    return [
+        claim(f"towers.auc_interval.{data}.{model}", own["low"], about, margin),
+        claim(
+            f"towers.over_narrow_interval.{data}.{model}", own["low_over_narrow"], f"{about}, over narrow rows", "> 0"
+        ),
+        claim(f"towers.largest_ratio.{data}.{model}", largest, "both intervals hold", reason=none),
+    ]
+
+
+def on_planted(
+    measured: Measured, part: str, seeds: Sequence[int], models: Sequence[str]
+) -> tuple[list[Row], list[Row]]:
+    """Towers that are planted, at a share of 5 %."""
+    rows, claims = list[Row](), list[Row]()
+    each = [(seed, Planted(SHARE, seed)) for seed in seeds]
+    for model in models:
+        found = measured.auc((seed, data, arms_of(model, data.groups)) for seed, data in each)
+        about = {"part": part, "model": model, "rates": " ".join(measured.rates(Arm("", "towers", model)))}
+        about["flat_rates"] = " ".join(measured.rates(Arm("", "flat", model)))
+        mine = lines(about, found, RATIOS)
+        rows += mine
+        claims += claims_of(mine, "planted", model) if part == "planted" else []
+    return rows, claims
+
+
+def by_share(measured: Measured, shares: Sequence[float], seeds: Sequence[int]) -> tuple[list[Row], list[Row]]:
+    """Shares of the interactions between groups, and none that are planted."""
+    ratios, rows, claims = (2, RATIO), list[Row](), list[Row]()
+    kinds: list[tuple[Row, list[Planted]]] = [
+        ({"data": "groups", "share": share}, [Planted(share, seed) for seed in seeds]) for share in shares
+    ]
+    kinds.append(({"data": "no groups", "share": None}, [Planted(0.0, seed, grouped=False) for seed in seeds]))
+    for about, each in kinds:
+        found = measured.auc((data.seed, data, arms_of("dmt_dlrm", data.groups, ratios)) for data in each)
+        rows += lines({"part": "share", **about}, found, ratios)
+    for r in ratios:
+        largest = None
+        for row in (row for row in rows if row["ratio"] == r and row["share"] is not None):
+            if row["low"] <= -MARGIN["planted"]:
+                break
+            largest = row["share"]
+        none = None if largest is not None else "not even at a share of 0"
+        claims.append(claim(f"towers.largest_cross_share.r{r}", largest, "of the interactions' variance", reason=none))
+    return rows, claims
+
+
+def by_towers(measured: Measured, seeds: Sequence[int]) -> list[Row]:
+    """Numbers of towers, and ratios."""
+    rows, each = list[Row](), [Planted(SHARE, seed) for seed in seeds]
+    for n_towers, r in itertools.product((2, 4, 8, 16), (2, 8, 16)):
+        found = measured.auc(
+            (data.seed, data, [FLAT, Arm("own", "towers", "dmt_dlrm", r, cut(data.groups, n_towers))]) for data in each
+        )
+        row: Row = {"part": "towers", "n_towers": n_towers, "ratio": r, "seeds": len(seeds)}
+        gaps = [own - flat for own, flat in zip(found["own"], found["flat"], strict=True)]
+        row |= {"gap": statistics.mean(gaps), "least": min(gaps), "most": max(gaps)}
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def cut(groups: Towers, n_towers: int) -> Towers:
+    """So many towers of these groups: some of them together, or parts."""
+    names = [name for group in groups for name in group]
+    size = len(names) // n_towers
+    return tuple(tuple(names[first : first + size]) for first in range(0, len(names), size))
+
+
+def by_codec(kept: Kept, measured: Measured, seeds: Sequence[int]) -> list[Row]:
+    """Flat DLRM by codecs over 4 ranks, and what crosses a step."""
+    model, ranks = "dmt_dlrm", 4
+    codecs: dict[str, tuple[str, ...]] = {"fp32": (), "bf16": ("exchange.codec=bf16",)}
+    for density in (0.25, 0.125):
+        dct = ("exchange.codec=dct", "exchange.dct.threshold=vector", f"exchange.dct.density={density}")
+        codecs[f"dct, density {density:g}"] = dct
+    rows = []
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in codecs}
+    for seed in seeds:
+        data = Planted(SHARE, seed)
+        cases = {name: measured.case(FLAT, seed, more, ranks) for name, more in codecs.items()}
+        for arm in arms_of(model, data.groups):
+            if arm.name != "flat":
+                cases[arm.name] = measured.case(arm, seed, (), ranks)
+        kept.run(data, cases.values())
+        for name, case in cases.items():
+            found.setdefault(name, []).append(kept.row(data, case))
+    flat = [row["auc"] for row in found["fp32"]]
+    for name, of in found.items():
+        row: Row = {"part": "codecs", "arm": name, "ranks": ranks, "seeds": len(seeds)}
+        row |= {"auc": statistics.mean(one["auc"] for one in of), "kb_a_step": 1e-3 * of[0]["bytes"]}
+        row["gap"] = row["auc"] - statistics.mean(flat)
+        rows.append(row)
+        show(row)
+    return rows
+
+
+def movielens(kept: Kept, files: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Real users and films, in two towers."""
+    data = MovieLens(files)
+    if not (files / "ml1m_pairs_934k.csv.gz").exists():
+        print(f"movielens: skipped, there are no pairs in {files}; --data names the folder that has them", flush=True)
+        return [], []
+    measured = Measured(kept, data, data.groups, 100 if quick else ML_STEPS)
+    rows, claims = list[Row](), list[Row]()
+    for model in MODELS:
+        found = measured.auc((seed, data, arms_of(model, data.groups)) for seed in SEEDS[: 2 if quick else None])
+        mine = lines({"part": "movielens", "model": model}, found, RATIOS)
+        rows += mine
+        claims += claims_of(mine, "movielens", model) if not quick else []
+    return rows, claims

@@ -1,0 +1,133 @@
+"""A step of DLRM and DCN with towers at their place, of the same towers on dense ranks, and of the flat models.
+
+26 tables of 100,000 rows and 64 columns with bags of 20 (W2), 4 emulated hosts of 2 ranks, each an owner and a dense
+rank, 4 towers of features in their order, dense sums through Horovod. The flat arm is the best that the product does by
+itself: path and forms ``auto``. Runs take turns in one launch, steps are timed from barrier to barrier in their midst,
+and a ratio is that of two runs of a turn. What a tower is worth for its quality is measured elsewhere: here its ratio
+is in the name of each figure, and nothing is said of AUC.
+
+``towers.speed.<model>.bags.r<ratio>.<link>``: times the steps a second of the flat arm. Beside each row stand ``c``,
+the share of the flat step that the link takes (1 less the unshaped step over the shaped one); ``k``, the unshaped step
+of the third arm, towers on dense ranks, over the flat one's: what a smaller top spares or modules cost; ``q``, counted
+bytes across hosts of the flat arm over those of the towers, all tags, dense sums too; and ``bound``, 1 / ((1 - c) k +
+c / q). ``towers.of_bound``: the worst share of it. The hosts share 2 cores: hosts of n cores have the same balance at a
+link 2 n times as fast. ``BURST``, which passes unshaped, is less than a twentieth of what a host sends in a phase of
+values or gradients; ids, ``control`` and single messages of dense sums stay below that.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from _report import claim
+from _workloads import zipf_ids
+from des_parts.cells import Row, show
+from hybrid_parts import runs
+from levels_parts import arms
+from on_ranks import launch
+
+from hpcrec.data.layout import Column, Columns
+from hpcrec.preparation.writer import Writer
+from hpcrec.types import Feature
+
+CONFIG = Path(__file__).resolve().parent / "towers.toml"
+TABLES, IDS, ROWS, BATCH, N_DENSE = 26, 20, 100_000, 8192, 13
+RANKS, STEPS, REPEATS, SEED = 2, 3, 5, 17
+WARMUP, COOLDOWN = 2, 1
+BURST = "8kb"
+RATES = ("100mbit", "1gbit")
+RATIOS = (2, 4, 8)
+FLAT = ("exchange.form=auto", "exchange.path=auto")
+MODELS = {
+    "dmt_dlrm": ("dlrm", "bottom=[512, 256, 64], top=[512, 256]"),
+    "dmt_dcn": ("dcn", "hidden=[256, 128]"),
+}
+
+
+def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
+    """Rows of the table, and claims."""
+    if (reason := launch.why_no_hosts(cluster)) is not None:
+        return [{"part": "speed", "result": reason}], []
+    repeats, models = (1, tuple(MODELS)[:1]) if quick else (REPEATS, tuple(MODELS))
+    data = prepared(cache, BATCH * (STEPS + WARMUP + COOLDOWN))
+    rows, claims = list[Row](), list[Row]()
+    for model in models:
+        jobs = {name: job(data, own) for name, own in arms_of(model).items()}
+        found = {}
+        for rate in (arms.UNSHAPED, *RATES[: 1 if quick else None]):
+            there = partial(launch.on_hosts, cluster=cluster, rate=rate, ranks_per_host=RANKS, burst=BURST)
+            found[rate] = runs.in_turn(there, jobs, repeats)
+        for rate in list(found)[1:]:
+            for ratio in RATIOS:
+                rows.append(line(model, ratio, rate, found))
+                claims.append(claimed(rows[-1]))
+    worst = min(rows, key=lambda row: row["of_bound"])
+    return rows, [*claims, claim("towers.of_bound", worst["of_bound"], "of the bound, the least", ">= 0.9")]
+
+
+def arms_of(model: str) -> dict[str, tuple[str, ...]]:
+    """Settings of each."""
+    flat, options = MODELS[model]
+    found: dict[str, tuple[str, ...]] = {}
+    found["flat"] = (f"model.name={flat}", f"model.options={{{options}}}", *FLAT)
+    for ratio in RATIOS:
+        towers = f"model.options={{{options}, n_towers=4, ratio={ratio}.0}}"
+        found[f"r{ratio}"] = (f"model.name={model}", towers, "exchange.form=partial", "exchange.path=levels")
+        found[f"r{ratio}, dense ranks"] = (f"model.name={model}", towers, *FLAT)
+    return found
+
+
+def job(data: Path, own: Sequence[str]) -> Row:
+    """A run, in whose midst so many steps are timed."""
+    every = [f"data.train={data}", f"train.steps={WARMUP + STEPS + COOLDOWN}", f"train.batch_size={BATCH}", *own]
+    return {"kind": "train", "config": str(CONFIG), "settings": every, "warmup": WARMUP, "cooldown": COOLDOWN}
+
+
+def line(model: str, ratio: int, rate: str, found: Mapping[str, Mapping[str, Sequence[Row]]]) -> Row:
+    """Of the table."""
+    there, here = found[rate], found[arms.UNSHAPED]
+    at, flat = f"r{ratio}", "flat"
+
+    def step_s(of: Mapping[str, Sequence[Row]], name: str) -> float:
+        return statistics.median(row["step_s"] for row in of[name])
+
+    faster, low, high = runs.faster(there, at, flat)
+    c, k = 1 - step_s(here, flat) / step_s(there, flat), step_s(here, f"{at}, dense ranks") / step_s(here, flat)
+    crossing = {name: arms.crossing(there[name][0], RANKS, every_tag=True) for name in (at, flat)}
+    q = crossing[flat] / crossing[at]
+    bound = 1 / ((1 - c) * k + c / q)
+    row: Row = {"model": model, "ratio": ratio, "rate": rate, "runs": len(there[at])}
+    row |= {"step_ms": 1e3 * step_s(there, at), "flat_ms": 1e3 * step_s(there, flat)}
+    row |= {"dense_ranks_ms": 1e3 * step_s(there, f"{at}, dense ranks"), "unshaped_ms": 1e3 * step_s(here, at)}
+    row |= {"faster": faster, "low": low, "high": high, "c": c, "k": k, "q": q, "bound": bound}
+    row |= {"of_bound": faster / bound, "crossing_kb": 1e-3 * crossing[at], "flat_crossing_kb": 1e-3 * crossing[flat]}
+    show(row)
+    return row
+
+
+def claimed(row: Row) -> Row:
+    """How many times as fast it was."""
+    goal = ">= 1.9" if row["rate"] == "100mbit" else None
+    name = f"towers.speed.{row['model']}.bags.r{row['ratio']}.{row['rate']}"
+    return claim(name, row["faster"], "times the flat model's steps a second", goal, sure=(row["low"], row["high"]))
+
+
+def prepared(cache: Path, samples: int) -> Path:
+    """The data set, in a file that is made unless it is there."""
+    path = cache / f"towers-{samples}.h5"
+    if path.exists():
+        return path
+    cache.mkdir(parents=True, exist_ok=True)
+    features = [Feature(name=f"f{t}", cardinality=ROWS, mean_ids=float(IDS)) for t in range(TABLES)]
+    hidden, rng = path.with_suffix(".tmp"), np.random.default_rng(SEED)
+    hidden.unlink(missing_ok=True)
+    with Writer(hidden, features, n_dense=N_DENSE, jagged=tuple(f.name for f in features)) as writer:
+        offsets = np.arange(0, IDS * samples + 1, IDS)
+        ids = {f.name: Column(zipf_ids(ROWS, IDS * samples, (SEED, t)), offsets) for t, f in enumerate(features)}
+        label = (rng.random(samples) < 0.25).astype(np.float32)
+        dense = rng.standard_normal((samples, N_DENSE)).astype(np.float32)
+        writer.append(Columns(label=label, dense=dense, sparse=ids))
+    hidden.rename(path)
+    return path

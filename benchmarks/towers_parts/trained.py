@@ -1,0 +1,118 @@
+"""AUC of runs on test data, kept in a file from one call to the next, and intervals of paired differences.
+
+A run is known by its data, settings, seed and number of ranks: what is in the file is not run again, so that hours of
+them can be interrupted. Another product has to be given another file. Knows no models.
+"""
+
+import json
+import math
+import statistics
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import h5py
+from on_ranks import launch
+from scipy import stats
+
+from hpcrec.comm.ledger import TAGS
+from hpcrec.data import layout
+
+CONFIG = Path(__file__).resolve().parent / "quality.toml"
+AT_ONCE = 2  # runs on one rank: nothing is timed
+
+
+class Data(Protocol):
+    """Data of a name, and its files while they are wanted."""
+
+    @property
+    def name(self) -> str:
+        """Of its runs."""
+
+    def files(self, cache: Path) -> AbstractContextManager[Path]:
+        """A folder of train.h5 and test.h5."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run: settings, as ``section.key=value``, seed, and ranks."""
+
+    settings: tuple[str, ...]
+    seed: int
+    ranks: int = 1
+
+    def key(self, data: str) -> str:
+        """What it is known by."""
+        return json.dumps([data, *self.settings, self.seed, self.ranks])
+
+    def job(self, folder: Path) -> dict[str, Any]:
+        """Of ``on_ranks.rank.train``."""
+        files = (f"data.train={folder / 'train.h5'}", f"data.validation={folder / 'test.h5'}")
+        settings = [*files, f"train.seed={self.seed}", *self.settings]
+        return {"kind": "train", "config": str(CONFIG), "settings": settings, "evaluate": True}
+
+
+class Kept:
+    """What runs found, by what they are known by."""
+
+    def __init__(self, cache: Path) -> None:
+        self.cache, self._path, self._lock = cache, cache / "towers-found.jsonl", threading.Lock()
+        cache.mkdir(parents=True, exist_ok=True)
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        self._found: dict[str, dict[str, float]] = {row["key"]: row for row in map(json.loads, lines)}
+
+    def run(self, data: Data, cases: Iterable[Case]) -> None:
+        """Runs those that are not there, two at once where they have one rank."""
+        left = [case for case in dict.fromkeys(cases) if case.key(data.name) not in self._found]
+        if not left:
+            return
+        with data.files(self.cache) as folder:
+            for ranks in sorted({case.ranks for case in left}):
+                some = [case for case in left if case.ranks == ranks]
+                at_once = AT_ONCE if ranks == 1 else 1
+                with ThreadPoolExecutor(at_once) as pool:
+                    list(
+                        pool.map(
+                            lambda part: self._in_turn(data, folder, part), (some[i::at_once] for i in range(at_once))
+                        )
+                    )
+
+    def row(self, data: Data, case: Case) -> dict[str, float]:
+        """``auc``, ``logloss``, ``attainable`` AUC, and ``bytes`` a step of values and gradients between ranks."""
+        self.run(data, [case])
+        return self._found[case.key(data.name)]
+
+    def auc(self, data: Data, case: Case) -> float:
+        """Of the test data; 0 of a model that has diverged."""
+        return self.row(data, case)["auc"]
+
+    def _in_turn(self, data: Data, folder: Path, cases: Sequence[Case]) -> None:
+        if not cases:
+            return
+        jobs = [case.job(folder) for case in cases]
+        with h5py.File(folder / "test.h5") as file:
+            attainable = float(file.attrs.get(layout.ATTAINABLE_ATTRIBUTE, math.nan))
+        for case, said in zip(cases, launch.local(jobs, ranks=cases[0].ranks, bound=False), strict=True):
+            n_bytes = sum(_between(said["bytes_TRR"][TAGS.index(tag)]) for tag in ("values", "gradients"))
+            row = {"key": case.key(data.name), "auc": said["auc"], "logloss": said["logloss"], "bytes": n_bytes}
+            row["attainable"] = attainable
+            with self._lock, self._path.open("a") as out:
+                out.write(json.dumps(row) + "\n")
+                self._found[row["key"]] = row
+            print(f"{data.name} {' '.join(case.settings)} seed {case.seed}: {said['auc']:.5f}", flush=True)
+
+
+def _between(bytes_RR: Sequence[Sequence[float]]) -> float:
+    return sum(n for a, row in enumerate(bytes_RR) for b, n in enumerate(row) if a != b)
+
+
+def gap(own: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
+    """The mean difference of pairs, and its 95 % interval, Student's t."""
+    gaps = [a - b for a, b in zip(own, other, strict=True)]
+    mean = statistics.mean(gaps)
+    error = float(stats.t.ppf(0.975, len(gaps) - 1)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+    return {"gap": mean, "low": mean - error, "high": mean + error}
