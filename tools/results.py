@@ -43,6 +43,9 @@ PARTS = {
     **{f"levels_{part}": part for part in ("rows", "slowdown")},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
+    "towers": "speed",
+    **{f"towers_{part}": part for part in ("planted", "share", "towers", "short", "codecs", "partition")},
+    "towers_movielens": "movielens --data DIR",
     "tiers": "disk",
     **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift", "checkpoint", "clock")},
 }

@@ -44,3 +44,8 @@ def asked(
 def added(found: Sequence[dict[str, Any]], name: str) -> Counter[str]:
     """Their counts by a key, together."""
     return sum((Counter(each[name]) for each in found), Counter())
+
+
+def told(wrong: Sequence[Any]) -> str:
+    """All that was wrong, of which pytest would show the first."""
+    return json.dumps(wrong, indent=1)[:20_000]

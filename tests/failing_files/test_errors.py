@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.counts import keep_counts
-from tests.failing_files.ask import ERRORS_ON, added, asked
+from tests.failing_files.ask import ERRORS_ON, added, asked, told
 from tests.failing_files.library import CALLS, EMPTY, EMPTY_KINDS, ERRORS, KINDS
 
 AT_ONCE = 2  # processes
@@ -50,7 +50,7 @@ def test_many_calls_of_runs_exports_and_predictions_fail(tmp_path: Path, scenari
     found = asked("errors", shares((scenario,), "--cases", str(cases), "--seed", "9"), tmp_path, limit_s=3400)
     wrong, done = [wrong for each in found for wrong in each["wrong"]], sum(each["took_effect"] for each in found)
     keep_counts(f"errors-{scenario}", {"injected": done, "wrong": len(wrong), "counts": added(found, "counts")})
-    assert wrong == []
+    assert not wrong, told(wrong)
     assert done >= 0.7 * cases
     met = {tuple(key.split("|")[:2]) for key in added(found, "counts")}
     assert MET[scenario] <= met and {kind for _, kind in met} <= set(KINDS)
@@ -72,7 +72,7 @@ def test_ten_thousand_calls_fail(tmp_path: Path) -> None:
     wrong = [wrong for each in found for wrong in each["wrong"]]
     said = {"injected": done, "wrong": len(wrong), "counts": counts, "empty": empty, "known": known}
     keep_counts("errors", said)
-    assert wrong == []
+    assert not wrong, told(wrong)
     assert done >= 10_000
     met = {tuple(key.split("|")) for key in counts}
     assert {(call, error) for call, _, error in met} == {(c, e) for c in CALLS for e in ERRORS} - EMPTY.keys()

@@ -8,6 +8,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from hpcrec.comm.topology import Topology
 from hpcrec.exchange.roots import Roots
 from hpcrec.training.session import Session
 from tests.together import on_every_rank
-from tests.training import test_host_rows, test_host_sums
+from tests.training import runs, test_host_rows, test_host_sums
 from tests.training.runs import global_batches, train, write_data
 from tests.training.test_host_rows import SGD, WITHIN, rows_across, rows_of
 from tests.training.test_host_sums import EVERY_RANK, ROWS, close, config_of, on_hosts, ran, vectors
@@ -38,7 +39,10 @@ MAPS = {
     "4x1": (0, 1, 2, 3),
     "1+2+3": (0, 1, 1, 2, 2, 2),
     "4x2": (0, 0, 1, 1, 2, 2, 3, 3),
+    "4x8": tuple(host for host in range(4) for _ in range(8)),
+    "8x8": tuple(host for host in range(8) for _ in range(8)),
 }
+MANY = 8  # ranks, beyond which all have both roles
 LOOSE = {"adam": 1e-9, **WITHIN}  # whatever rounding grows by; as in the tests on 3 and 4 ranks
 ROUNDED = ("bf16", "halves")
 STEPS, COUNTED_STEPS, BATCH = 4, 2, 300
@@ -156,18 +160,26 @@ def bytes_across(session: Session, *, by_rows: bool) -> int:
 def check_counts(folder: Path, hosts: tuple[int, ...], _: int = 0) -> Counter[str]:
     """Messages by level are those of the formula; values and gradients across hosts those counted by hand.
 
-    With all roles that the map has.
+    With all roles that the map has, of up to ``MANY`` ranks; on more tables and batches are larger, so that each owner
+    has something to say to each rank.
     """
     levels.ALONE_BYTES = 1 << 40  # what is told of each pair is one message, however much it is
-    write_data(folder / "data.h5", samples=COUNTED_STEPS * BATCH)
+    batch, times = (BATCH, 1) if len(hosts) <= MANY else (150 * len(hosts), 100)
+    larger = [replace(feature, cardinality=times * feature.cardinality) for feature in runs.FEATURES]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "FEATURES", larger)
+        write_data(folder / "data.h5", samples=COUNTED_STEPS * batch)
     tables, seen = {name: {"shard": "row"} for name in ("user", "item", "history", "tag")}, Counter[str]()
     wanted = [(form, roles, "levels") for form in ("pooled", "rows") for roles in roles_of(hosts)]
     wanted += [("pooled", EVERY_RANK, "flat"), ("rows", EVERY_RANK, "flat")]
+    if len(hosts) > MANY:
+        wanted = [run for run in wanted if run[1] == EVERY_RANK]
     for form, roles, path in wanted:
         sections = {"embedding": {"share": {}, "tables": tables}, "model": {"width": 24}, "topology": roles}
-        train = {"steps": COUNTED_STEPS, "batch_size": BATCH}
+        train = {"steps": COUNTED_STEPS, "batch_size": batch}
         with open_session(config_of(folder, path, exchange={"form": form}, train=train, **sections)) as session:
-            layout, expected = session.parts.exchange.layout, bytes_across(session, by_rows=form == "rows")
+            layout = session.parts.exchange.layout
+            expected = COMM.bcast(bytes_across(session, by_rows=form == "rows") if COMM.rank == 0 else None)
             for step in session.steps():
                 step.run()
             session.parts.pipeline.settle()
