@@ -30,13 +30,14 @@ def asked(
     variables: Mapping[str, str] = environment() | ({VARIABLE: fault} if fault else {})
     started = []
     for i, each in enumerate(arguments):
-        out = folder / f"{method}-{i}.json"
+        out, said = folder / f"{method}-{i}.json", folder / f"{method}-{i}.log"
         command = [sys.executable, "-m", f"tests.failing_files.{method}", *each, "--out", str(out)]
-        started.append((out, subprocess.Popen(command, cwd=ROOT, env=variables, stderr=subprocess.PIPE, text=True)))
+        with said.open("w") as errors:  # a pipe that nobody reads while the one before it runs would fill, and hold it
+            started.append((out, said, subprocess.Popen(command, cwd=ROOT, env=variables, stderr=errors)))
     found = []
-    for out, process in started:
-        _, said = process.communicate(timeout=limit_s)
-        assert process.returncode == 0, said[-4000:]
+    for out, said, process in started:
+        process.wait(timeout=limit_s)
+        assert process.returncode == 0, said.read_text()[-4000:]
         found.append(json.loads(out.read_text()))
     return found
 

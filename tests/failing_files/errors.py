@@ -27,7 +27,7 @@ from tests.failing_files import seeded
 from tests.failing_files.known import known
 from tests.failing_files.library import CALLS, EMPTY, ERRORS, HITS, Control, Hit, kind_of
 
-LIMIT_S = 240  # of a case, which takes a tenth of a second, one that trains 3 s; more beside other work
+LIMIT_S = 120  # of a case, which takes a tenth of a second, one that trains 3 s; more beside other work
 DUMP_S = 10  # before that the stacks of a case that hangs are written down
 SAID = 3000  # bytes of what a case may say
 LOOK_S = 0.001
