@@ -1,19 +1,48 @@
-"""What parts of benchmarks/levels.py that train have in common: a run, its line of the table, what crosses hosts."""
+"""What parts of benchmarks that train by levels have in common: data, a run, its line of the table, what crosses."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from _workloads import zipf_ids
 from des_parts.cells import Row, show
 from hybrid_parts import runs
 
 from hpcrec.comm.ledger import TAGS
+from hpcrec.data.layout import Column, Columns
+from hpcrec.preparation.writer import Writer
+from hpcrec.types import Feature
 
 CONFIG = Path(__file__).resolve().parent / "levels.toml"
 WARMUP, COOLDOWN = 4, 2
 RATES = ("1gbit", "100mbit", "unshaped")
 UNSHAPED = "40gbit"  # more than 2 cores carry
+
+
+def prepared(path: Path, features: Sequence[Feature], samples: int, n_dense: int, seed: int) -> Path:
+    """Clicks drawn at random, in a file that is made unless it is there; bags have as many ids as their mean says."""
+    if path.exists():
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    hidden, rng, ids = path.with_suffix(".tmp"), np.random.default_rng(seed), dict[str, Column]()
+    hidden.unlink(missing_ok=True)
+    for t, feature in enumerate(features):
+        n = int(feature.mean_ids)
+        offsets = None if n == 1 else np.arange(0, n * samples + 1, n)
+        ids[feature.name] = Column(zipf_ids(feature.cardinality, n * samples, (seed, t)), offsets)
+    jagged = tuple(feature.name for feature in features if feature.mean_ids > 1)
+    with Writer(hidden, features, n_dense=n_dense, jagged=jagged) as writer:
+        label = (rng.random(samples) < 0.25).astype(np.float32)
+        dense = rng.standard_normal((samples, n_dense)).astype(np.float32)
+        writer.append(Columns(label=label, dense=dense, sparse=ids))
+    hidden.rename(path)
+    return path
+
+
+def bags(n: int, rows: int, ids: int) -> list[Feature]:
+    """So many features, alike."""
+    return [Feature(name=f"f{t}", cardinality=rows, mean_ids=float(ids)) for t in range(n)]
 
 
 def job(data: Path, settings: Sequence[str], steps: int) -> Row:

@@ -16,17 +16,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from _report import claim, interval
-from _workloads import zipf_ids
 from des_parts.cells import Row
 from hybrid_parts import runs
 from levels_parts import arms
 from on_ranks import launch
-
-from hpcrec.data.layout import Column, Columns
-from hpcrec.preparation.writer import Writer
-from hpcrec.types import Feature
 
 TABLES, IDS, ROWS, CAPACITY, BATCH, N_DENSE = 8, 20, 60_000, 64_000, 512, 4
 RANKS, STEPS, REPEATS, SEED = 2, 10, 5, 11
@@ -86,19 +80,5 @@ def job(data: Path, own: Sequence[str], steps: int) -> Row:
 
 
 def prepared(cache: Path, samples: int) -> Path:
-    """The data set, in a file that is made unless it is there."""
-    path = cache / f"levels-{samples}.h5"
-    if path.exists():
-        return path
-    cache.mkdir(parents=True, exist_ok=True)
-    features = [Feature(name=f"f{t}", cardinality=ROWS, mean_ids=float(IDS)) for t in range(TABLES)]
-    hidden, rng = path.with_suffix(".tmp"), np.random.default_rng(SEED)
-    hidden.unlink(missing_ok=True)
-    with Writer(hidden, features, n_dense=N_DENSE, jagged=tuple(f.name for f in features)) as writer:
-        offsets = np.arange(0, IDS * samples + 1, IDS)
-        ids = {f.name: Column(zipf_ids(ROWS, IDS * samples, (SEED, t)), offsets) for t, f in enumerate(features)}
-        label = (rng.random(samples) < 0.25).astype(np.float32)
-        dense = rng.standard_normal((samples, N_DENSE)).astype(np.float32)
-        writer.append(Columns(label=label, dense=dense, sparse=ids))
-    hidden.rename(path)
-    return path
+    """The data set."""
+    return arms.prepared(cache / f"levels-{samples}.h5", arms.bags(TABLES, ROWS, IDS), samples, N_DENSE, SEED)

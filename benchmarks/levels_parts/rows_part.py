@@ -12,16 +12,13 @@ import statistics
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from _report import claim, interval
-from _workloads import CRITEO, W1, zipf_ids
+from _workloads import CRITEO, W1
 from des_parts.cells import Row, show
 from hybrid_parts import runs
 from levels_parts import arms
 from on_ranks import launch
 
-from hpcrec.data.layout import Column, Columns
-from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature
 
 BATCH, N_DENSE, SEED = 8192, 13, 11
@@ -88,19 +85,6 @@ def _ratio(name: str, levels: Row, flat: Row, ranks: int) -> Row:
 
 
 def prepared(cache: Path, samples: int) -> Path:
-    """The data set, in a file that is made unless it is there."""
-    path = cache / f"one-hot-{samples}.h5"
-    if path.exists():
-        return path
-    cache.mkdir(parents=True, exist_ok=True)
+    """The data set."""
     features = [Feature(name=f"f{t}", cardinality=rows) for t, rows in enumerate(CRITEO)]
-    hidden, rng = path.with_suffix(".tmp"), np.random.default_rng(SEED)
-    hidden.unlink(missing_ok=True)
-    with Writer(hidden, features, n_dense=N_DENSE) as writer:
-        ids = {f.name: Column(zipf_ids(f.cardinality, samples, (SEED, t))) for t, f in enumerate(features)}
-        label = (rng.random(samples) < 0.25).astype(np.float32)
-        writer.append(
-            Columns(label=label, dense=rng.standard_normal((samples, N_DENSE)).astype(np.float32), sparse=ids)
-        )
-    hidden.rename(path)
-    return path
+    return arms.prepared(cache / f"one-hot-{samples}.h5", features, samples, N_DENSE, SEED)

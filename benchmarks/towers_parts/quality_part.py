@@ -2,20 +2,21 @@
 
 16 features of 40 ids in 4 planted groups of 4, latent rank 8, width 16; each pair of features has a weight of its own,
 sign included, and a share of the interactions' variance lies between groups. A seed is one of the data and of the run,
-of 12 million samples (three epochs), after which flat DLRM is within 0.005 of the attainable AUC. Rates of rows and of
-dense parameters are those of ``RATES`` with the best AUC of a seed that nothing else uses, for each kind of arm by
-itself: ``flat``, towers (at ratio 4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r
-of which as many bytes cross hosts as of towers of ratio r, or more. A gap is the mean difference over seeds, its
-interval the 95 % one of Student's t.
+of 12 million samples (three epochs); rows have the attainable AUC beside flat's. Towers of ``dmt_dcn`` have module
+``products``, as those of ``dmt_dlrm``. Rates of rows and of dense parameters are those of ``RATES`` with the best AUC
+of a seed that nothing else uses, for each kind of arm by itself: ``flat``, towers (at ratio 4; other ratios have
+these), and ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross hosts as of towers of
+ratio r, or more. A gap is the mean difference over seeds, its interval the 95 % one of Student's t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
               lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
-              ``towers.largest_ratio.<model>`` the largest r whose ends hold both
+              ``towers.largest_ratio.planted.<model>`` the largest r whose ends hold both
 ``share``     shares from 0 to 1, and data without groups, 5 seeds, r = 2 and 4, DLRM:
               ``towers.largest_cross_share.r<r>`` is the largest share up to which the lower end is above the margin
 ``towers``    2 to 16 towers, r = 2, 8, 16, 3 seeds, DLRM: a table. Fewer towers than groups have two groups each, more
               have a part of one
-``short``     as ``planted``, of a third of the samples, by which flat has learned little between groups: no claim
+``short``     as ``planted``, of a third of the samples, by which flat has learned less of what is between groups: no
+              claim
 ``codecs``    over 4 ranks of this machine, 3 of the seeds: flat DLRM by ``bf16``, and by ``dct`` of vectors at two
               densities, beside the same seeds' towers and narrow rows at r = 4: AUC, and bytes that cross between ranks
 ``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds, no share;
