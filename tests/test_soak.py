@@ -63,7 +63,7 @@ def call(soak: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tup
     def run_it(*words: str, failing: tuple[str, ...] = ()) -> tuple[int, list[str]]:
         ran = []
 
-        def run(part: Any) -> dict[str, Any]:
+        def run(part: Any, _: float) -> dict[str, Any]:
             ran.append(part.name)
             failed = int(part.name in failing)
             row = {"began": "now", "seconds": 60, "passed": 5, "failed": failed, "skipped": 0}
@@ -96,19 +96,32 @@ def test_it_goes_on_where_it_ended_and_begins_anew_on_another_commit(
 ) -> None:
     first = committed(tmp_path, "hpcrec/a.py", "1")
     names = [part.name for part in soak.parts()]
-    status, ran = call("--minutes", "25")  # none takes any time here: those that are expected to are left
-    assert status == soak.LEFT and ran == [part.name for part in soak.parts() if part.minutes <= 25]
+    status, ran = call("--minutes", "22")  # none takes any time here: those that are expected to are left
+    assert status == soak.LEFT and ran == [part.name for part in soak.parts() if part.minutes <= 20]
     assert found(soak)["versions"]["commit"] == first
     assert values(found(soak)["claims"]) == {"soak.failed": 0, "soak.parts": len(ran)}
     committed(tmp_path, "docs/results.md", "figures")  # and the results themselves
-    status, further = call(failing=("kills",))
+    status, further = call(failing=("serial",))
     assert status == soak.FAILED and sorted(ran + further) == sorted(names)
-    assert call() == (0, ["kills"])
-    tries = [row["failed"] for row in found(soak)["rows"] if row["part"] == "kills"]
+    assert call() == (0, ["serial"])
+    tries = [row["failed"] for row in found(soak)["rows"] if row["part"] == "serial"]
     assert tries == [1, 0] and {row["commit"] for row in found(soak)["rows"]} == {first}
     second = committed(tmp_path, "hpcrec/a.py", "2")
     assert call("--parts", "cuts") == (0, ["cuts"])
     assert [(row["part"], row["commit"]) for row in found(soak)["rows"]] == [("cuts", second)]
+
+
+def test_a_part_stands_that_passed_with_as_large_a_share(
+    soak: ModuleType, call: Callable[..., tuple[int, list[str]]], tmp_path: Path
+) -> None:
+    committed(tmp_path, "hpcrec/a.py", "1")
+    every = [part.name for part in soak.parts()]
+    assert call("--share", "0.5") == (0, every) and call() == (0, [])
+    assert {row["share"] for row in found(soak)["rows"]} == {0.5}
+    assert call("--share", "1") == (0, every)
+    for bad in ("0", "2", "a half"):
+        with pytest.raises(SystemExit):
+            call("--share", bad)
 
 
 def test_a_part_stands_until_its_own_tests_change(

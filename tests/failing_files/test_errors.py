@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.counts import keep_counts
+from tests.counts import SHARE, keep_counts, share_of
 from tests.failing_files.ask import ERRORS_ON, added, asked, told
 from tests.failing_files.library import CALLS, EMPTY, EMPTY_KINDS, ERRORS, KINDS
 
@@ -47,13 +47,15 @@ MET = {  # calls and kinds of file that have to be among those of a scenario
 @pytest.mark.timeout(3500)
 @pytest.mark.parametrize(("scenario", "cases"), [("train", 800), ("export", 1000), ("predict", 1000)])
 def test_many_calls_of_runs_exports_and_predictions_fail(tmp_path: Path, scenario: str, cases: int) -> None:
+    cases = share_of(cases)
     found = asked("errors", shares((scenario,), "--cases", str(cases), "--seed", "9"), tmp_path, limit_s=3400)
     wrong, done = [wrong for each in found for wrong in each["wrong"]], sum(each["took_effect"] for each in found)
     keep_counts(f"errors-{scenario}", {"injected": done, "wrong": len(wrong), "counts": added(found, "counts")})
     assert not wrong, told(wrong)
     assert done >= 0.7 * cases
     met = {tuple(key.split("|")[:2]) for key in added(found, "counts")}
-    assert MET[scenario] <= met and {kind for _, kind in met} <= set(KINDS)
+    assert {kind for _, kind in met} <= set(KINDS)
+    assert SHARE < 1 or MET[scenario] <= met
 
 
 def test_nothing_fails_past_the_last_call(tmp_path: Path) -> None:
@@ -65,7 +67,8 @@ def test_nothing_fails_past_the_last_call(tmp_path: Path) -> None:
 @pytest.mark.timeout(3500)
 def test_ten_thousand_calls_fail(tmp_path: Path) -> None:
     """Drawn from all; each call of each scenario by each error is one of them."""
-    found = asked("errors", shares(ERRORS_ON, "--cases", "10800", "--seed", "7"), tmp_path, limit_s=3400)
+    cases = share_of(10_800)
+    found = asked("errors", shares(ERRORS_ON, "--cases", str(cases), "--seed", "7"), tmp_path, limit_s=3400)
     counts, known = added(found, "counts"), added(found, "known")
     done = sum(each["took_effect"] for each in found)
     empty = {f"{call}|{other}": why for (call, other), why in (EMPTY | EMPTY_KINDS).items()}
@@ -73,7 +76,10 @@ def test_ten_thousand_calls_fail(tmp_path: Path) -> None:
     said = {"injected": done, "wrong": len(wrong), "counts": counts, "empty": empty, "known": known}
     keep_counts("errors", said)
     assert not wrong, told(wrong)
-    assert done >= 10_000
+    assert done >= (10_000 if SHARE == 1 else 0.9 * cases)
     met = {tuple(key.split("|")) for key in counts}
-    assert {(call, error) for call, _, error in met} == {(c, e) for c in CALLS for e in ERRORS} - EMPTY.keys()
-    assert {(call, kind) for call, kind, _ in met} == {(c, k) for c in CALLS for k in KINDS} - EMPTY_KINDS.keys()
+    pairs = {(call, error) for call, _, error in met}, {(call, kind) for call, kind, _ in met}
+    errors = {(call, error) for call in CALLS for error in ERRORS} - EMPTY.keys()
+    kinds = {(call, kind) for call in CALLS for kind in KINDS} - EMPTY_KINDS.keys()
+    assert pairs[0] <= errors and pairs[1] <= kinds
+    assert SHARE < 1 or pairs == (errors, kinds)

@@ -24,7 +24,7 @@ from hpcrec.config import Config, to_toml
 from hpcrec.training import attempts
 from hpcrec.training.telemetry import read_metrics
 from tests.comm.job import Job
-from tests.counts import keep_counts
+from tests.counts import keep_counts, share_of
 from tests.training.launched import Fault, launch
 from tests.training.learned import check_equal
 from tests.training.runs import config_for, write_data
@@ -69,8 +69,8 @@ Wholes = Callable[[str, str], Path]
 
 
 def soaked(test: Callable[..., None]) -> Callable[..., None]:
-    """A test of the soak: for both modes, each way to save, and nine seeds."""
-    for name, values in (("seed", range(3)), ("saving", WAYS_TO_SAVE), ("mode", ["split", "fused"])):
+    """A test of the soak: for both modes, each way to save, and three seeds or a share of them."""
+    for name, values in (("seed", range(share_of(3))), ("saving", WAYS_TO_SAVE), ("mode", ["split", "fused"])):
         test = pytest.mark.parametrize(name, values)(test)
     return pytest.mark.slow(test)
 

@@ -22,6 +22,7 @@ from hpcrec.training import slow_ranks, work
 from hpcrec.training.session import Session
 from hpcrec.training.slow_ranks import LIMIT, LINES, MIN_S, SlowRank, SlowRanks, describe
 from hpcrec.training.telemetry import read_metrics
+from tests.counts import share_of
 from tests.training.runs import config_for, write_data
 
 OWNER, DENSE = "owner", "dense rank"
@@ -304,27 +305,31 @@ def test_of_healthy_real_ranks_none_is_named(tmp_path, monkeypatch, kind) -> Non
 @pytest.mark.parallel([4])
 @pytest.mark.parametrize("kind", TOPOLOGIES)
 def test_in_1000_lines_of_healthy_real_ranks_none_is_named(tmp_path, monkeypatch, kind) -> None:
-    run, said = trained(tmp_path, monkeypatch, kind, 1000, batch_size=64, log_every=1)
+    wanted = share_of(1000)
+    run, said = trained(tmp_path, monkeypatch, kind, wanted, batch_size=64, log_every=1)
     lines = read_metrics(run)
-    parallel_assert(len(lines) == 1000 and not any("slow_ranks" in line for line in lines) and not said, msg=str(said))
+    parallel_assert(
+        len(lines) == wanted and not any("slow_ranks" in line for line in lines) and not said, msg=str(said)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parallel([4])
 @pytest.mark.timeout(3500)
 def test_in_1000_judgements_of_healthy_real_ranks_none_is_named_as_it_is_set_in_use(tmp_path, monkeypatch) -> None:
-    """Of each role; each is of as many lines as have a second's work. The run ends at the last role's thousandth."""
+    """Of each role; each is of as many lines as have a second's work. The run ends at the last role's last."""
+    wanted = share_of(1000)
     judged, begin = dict[int, int](), slow_ranks._Role.begin
 
     def counted(role) -> None:
         begin(role)
         judged[id(role)] = judged.get(id(role), -1) + 1  # it begins once before a line
-        if len(judged) == 2 and judged[id(role)] == min(judged.values()) == 1000:
+        if len(judged) == 2 and judged[id(role)] == min(judged.values()) == wanted:
             signal.raise_signal(signal.SIGUSR1)
 
     monkeypatch.setattr(slow_ranks._Role, "begin", counted)
     run, said = trained(tmp_path, monkeypatch, "owners", 1_000_000, min_s=MIN_S, batch_size=128, log_every=10)
     n = MPI.COMM_WORLD.bcast(min(judged.values()))
     summary = json.loads((run / "summary.json").read_text())
-    parallel_assert(summary["status"] == "stopped" and n >= 1000, msg=f"{n} judgements, {summary['status']}")
+    parallel_assert(summary["status"] == "stopped" and n >= wanted, msg=f"{n} judgements, {summary['status']}")
     parallel_assert(not said and summary["slow_ranks"] == [], msg=str(said))
