@@ -62,6 +62,16 @@ def line(part: str, found: Mapping[str, Sequence[Row]], name: str, best: str, ra
     return row
 
 
+def streamed(launch: runs.Launch, ranks: int, rate: str) -> Row:
+    """Of the table: that a link, shaped as it is, holds its rate where all that crosses is one stream of 2 seconds."""
+    wanted = {"1gbit": 1000, "100mbit": 100}[rate]
+    job = {"kind": "stream", "ranks_a_host": ranks, "n_bytes": int(2 * wanted * 1e6 / 8)}
+    found = statistics.median(row["mbit_per_s"] for row in launch([job] * 3))
+    row: Row = {"part": "stream", "rate": rate, "mbit_per_s": found, "of_rate": found / wanted}
+    show(row)
+    return row
+
+
 def crossing(row: Row, ranks: int, *, every_tag: bool = False) -> float:
     """Bytes a step from host to host, of so many ranks each: of values and gradients, or of all."""
     bytes_TRR = np.array(row["bytes_TRR"])

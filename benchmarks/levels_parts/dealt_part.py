@@ -8,7 +8,8 @@ without: forms ``pooled``, ``rows``, and what ``auto`` takes of all; beside it s
 and tables within hosts without levels. ``levels.cross_ratio`` is of the bytes of values and gradients that cross hosts,
 by the ledger, over those of pooled vectors that nobody adds. The hosts share 2 cores: hosts of n cores have the same
 balance at a link 2 n times as fast. ``BURST``, which passes unshaped, is at most a twentieth of what a host sends in a
-phase of values or gradients; ids, ``control`` and dense gradients stay below that.
+phase of values or gradients; ids, ``control`` and dense gradients stay below that. A plain stream shows that the link
+still holds its rate.
 """
 
 import statistics
@@ -50,6 +51,8 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
     for rate in arms.RATES[: 1 if quick else None]:
         link = arms.UNSHAPED if rate == "unshaped" else rate
         there = partial(launch.on_hosts, cluster=cluster, rate=link, ranks_per_host=RANKS, burst=BURST)
+        if rate != "unshaped":
+            rows.append(arms.streamed(there, RANKS, rate))
         found = runs.in_turn(there, {name: job(data, own, steps) for name, own in ARMS.items()}, repeats)
         best = min(BEFORE, key=lambda name: statistics.median(row["step_s"] for row in found[name]))
         rows += [arms.line("dealt", found, name, best, rate, RANKS) for name in ARMS]

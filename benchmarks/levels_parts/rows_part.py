@@ -45,6 +45,8 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
     for rate in arms.RATES[: 1 if quick else None]:
         link = arms.UNSHAPED if rate == "unshaped" else rate
         there = partial(launch.on_hosts, cluster=cluster, rate=link, ranks_per_host=RANKS, burst=BURST)
+        if rate != "unshaped":
+            rows.append(arms.streamed(there, RANKS, rate))
         jobs = {name: arms.job(data, (*SETTINGS, *own), steps) for name, own in ARMS.items()}
         found = runs.in_turn(there, jobs, repeats)
         rows += [arms.line("rows", found, name, name.split(",")[0], rate, RANKS) for name in ARMS]

@@ -1,4 +1,4 @@
-"""What links between ranks do: latency of a small message, and time of messages from all owners to all dense ranks.
+"""What links between ranks do: latency of a small message, messages from all owners to all dense ranks, a plain stream.
 
 Knows MPI alone; the first half of the ranks are taken for owners.
 """
@@ -17,6 +17,21 @@ def measured() -> Any:
     """``latency_s`` of one way, and ``points``: (bytes that leave an owner, seconds until all have arrived)."""
     comm = MPI.COMM_WORLD
     return {"latency_s": latency_s(comm), "points": [points(comm, size) for size in SIZES_BYTES]}
+
+
+def stream(ranks_a_host: int, n_bytes: int) -> Any:
+    """``mbit_per_s`` of so many bytes in messages of 1 MiB, from the first rank to the first one of the next host."""
+    comm, piece = MPI.COMM_WORLD, np.ones(1 << 20, np.uint8)
+    comm.Barrier()
+    began_s = time.perf_counter()
+    for _ in range(-(-n_bytes // piece.size)):
+        if comm.rank == 0:
+            comm.Send(piece, ranks_a_host)
+        elif comm.rank == ranks_a_host:
+            comm.Recv(piece, 0)
+    took_s = comm.bcast(time.perf_counter() - began_s, ranks_a_host)  # what is sent may still be on its way
+    comm.Barrier()
+    return {"mbit_per_s": 8e-6 * -(-n_bytes // piece.size) * piece.size / took_s}
 
 
 def latency_s(comm: MPI.Intracomm) -> float:

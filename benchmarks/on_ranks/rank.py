@@ -295,6 +295,7 @@ KINDS = {
     "dense alone": dense_alone,
     "pairs": pairs,
     "links": links.measured,
+    "stream": links.stream,
     "sums": ways.summed,
     "messages": ways.exchanged,
     "levels": ways.levelled,
