@@ -14,7 +14,7 @@ QUICK ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup wheels data train test slurm-test soak sanitize lint format bench clean clean-venv
+.PHONY: help setup cuda test-setup wheels data train test slurm-test soak sanitize lint format bench clean clean-venv
 
 venv_folder := .venv$(if $(filter mpich,$(MPI)),-mpich)
 venv := . $(venv_folder)/bin/activate;
@@ -24,8 +24,14 @@ help:                 ## this table
 	@echo "make TARGET [MPI=site|mpich] [PYTHON=python3.12] [WHEELS=dir] [NP=4] [ARGS=...]"
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup:                ## .venv with everything in it: MPI, Horovod, the native module (5 min, then 0.5 s)
+setup:                ## .venv with all that training takes: MPI, Horovod, the native module (5 min, then 0.5 s)
 	@tools/setup.sh
+
+cuda:                 ## setup, and the kernels of GPUs, which nvcc compiles
+	@tools/setup.sh cuda
+
+test-setup:           ## setup, and what tests run besides: the kernels of GPUs on the host, and compiled where nvcc is
+	@tools/setup.sh emulated $(if $(filter mpich,$(MPI)),,$(if $(shell command -v nvcc),cuda))
 
 wheels: setup         ## all that setup installs, in wheels/ (or ARGS), for a machine without a network
 	@$(venv) tools/wheels.sh $(ARGS)
@@ -40,14 +46,14 @@ train: setup data     ## trains the quickstart model on NP ranks: runs/quickstar
 	@$(venv) rm -rf runs/quickstart; hpcrec run -n $(NP) -- train examples/quickstart/config.toml $(ARGS)
 	@echo "result: runs/quickstart/summary.json"
 
-test: setup           ## all tests but the slow ones: serial, on 1 to 4 ranks, on a Slurm where one can be had
+test: test-setup      ## all tests but the slow ones: serial, on 1 to 4 ranks, on a Slurm where one can be had
 	@$(venv) python tools/run_tests.py $(ARGS)
 
-slurm-test: setup     ## those on a Slurm of 5 nodes; as root on Debian installed, started and stopped
+slurm-test: test-setup ## those on a Slurm of 5 nodes; as root on Debian installed, started and stopped
 	@$(venv) python tools/run_tests.py --slurm only $(ARGS)
 
-soak: setup           ## the slow tests, in parts, some with MPICH; goes on where it ended. ARGS="--minutes 55": till then
-	@$(MAKE) --no-print-directory setup MPI=mpich
+soak: test-setup      ## the slow tests, in parts, some with MPICH; goes on where it ended. ARGS="--minutes 55": till then
+	@$(MAKE) --no-print-directory test-setup MPI=mpich
 	@$(venv) tools/soak.py $(ARGS)
 
 sanitize: setup       ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
@@ -59,7 +65,7 @@ lint: setup           ## every linter
 format: setup         ## formats Python, C++ and CUDA
 	@$(venv) ruff format .; ruff check --fix .; find native -regex ".*\.\(cpp\|h\|cu\|cuh\)" | xargs -r clang-format -i
 
-bench: setup          ## every benchmark; JSON in benchmarks/results
+bench: test-setup     ## every benchmark; JSON in benchmarks/results
 	@$(venv) tools/bench.sh $(if $(QUICK),--quick)
 
 clean:                ## removes build folders, caches, the quickstart's data and run; keeps .venv

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = "bash cat cut dirname env find flock grep head mktemp sed sh sha256sum sort xargs"
+NEEDED = "bash cat cut dirname env find flock grep head mkdir mktemp sed sh sha256sum sort xargs"
 
 BLOCKED_IMPORT = """
     import importlib, sys
@@ -194,3 +194,89 @@ def test_other_python_than_before(checkout: Checkout) -> None:
     said = checkout.refusal(PYTHON=str(other))
     assert "is CPython 3.13.1, and " in said
     assert "Run make clean-venv first, or leave PYTHON unset." in said
+
+
+class Native(Checkout):
+    """Where ``tools/native.sh`` finds a compiler and a CMake that write down that they were called."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        for name in ("chmod", "cp", "mv", "rm", "tail", "touch"):
+            (self.bin / name).symlink_to(shutil.which(name) or "")
+        self.program("python", f'exec "{sys.executable}" "$@"')
+        self.cmake("")
+        (self.folder / "native" / "src").mkdir(parents=True)
+        self.source = self.folder / "native" / "src" / "a.cpp"
+        self.source.write_text("int a;\n")
+
+    def cmake(self, last: str) -> None:
+        """One that makes each module, says with what options, and ends with such a line."""
+        made = 'touch build/here/_native.abi.so build/here/_cuda.abi.so\necho "cmake $@" >> called'
+        self.program("cmake", f"{made}\n{last}")
+
+    def asked(self, *modules: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(self.bin / "bash"), str(self.folder / "tools" / "native.sh"), "build/here", *modules],
+            capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60,
+            env={"PATH": str(self.bin), "HOME": str(self.folder), **environment},
+        )  # fmt: skip
+
+    def found(self, *modules: str, **environment: str) -> tuple[list[str], int]:
+        """The folders' names, and how often CMake was called."""
+        (self.folder / "called").unlink(missing_ok=True)
+        done = self.asked(*modules, **environment)
+        assert done.returncode == 0, done.stderr
+        called = self.folder / "called"
+        folders = [Path(line) for line in done.stdout.splitlines()]
+        assert all(list(folder.glob("_*.abi.so")) for folder in folders)
+        return [folder.name for folder in folders], len(called.read_text().splitlines()) if called.exists() else 0
+
+
+def test_a_native_module_is_built_once_for_what_it_is_made_of(tmp_path: Path) -> None:
+    native = Native(tmp_path)
+    first, calls = native.found("native")
+    assert calls == 2 and len(first) == 1 and first[0].startswith("native-")
+    shutil.rmtree(native.folder / "build")  # another checkout has none
+    assert native.found("native") == (first, 0)
+    (native.folder / "native" / "tests").mkdir()
+    (native.folder / "native" / "tests" / "t.cpp").write_text("no part of it")
+    assert native.found("native") == (first, 0)
+    seen = {first[0]}
+    for change in (
+        lambda: native.source.write_text("int b;\n"),
+        lambda: native.program("c++", "echo c++ 14"),
+        lambda: native.program("c++", '[ "$1" = --version ] && echo c++ 14 || echo "#define __AVX512F__ 1"'),
+    ):
+        change()
+        (name,), calls = native.found("native")
+        assert calls == 2 and name not in seen
+        assert native.found("native") == ([name], 0)
+        seen.add(name)
+    (name,), calls = native.found("native", CMAKE_ARGS="-DHPCREC_NATIVE_ARCH=OFF -DX=1")
+    assert calls == 2 and name not in seen
+    assert "-DHPCREC_NATIVE_ARCH=OFF -DX=1" in (native.folder / "called").read_text()
+
+
+def test_a_module_that_does_not_build_leaves_nothing(tmp_path: Path) -> None:
+    native = Native(tmp_path)
+    native.cmake('echo "a.cpp:1: error"; exit 1')
+    done = native.asked("native")
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.splitlines()[1:] == [
+        "a.cpp:1: error",
+        "setup: the native module _native did not build; the whole log is build/here/native.log",
+    ]
+    assert not list((native.folder / ".cache" / "hpcrec" / "native").iterdir())
+
+
+def test_kernels_of_gpus_need_nvcc(tmp_path: Path) -> None:
+    native = Native(tmp_path)
+    done = native.asked("native", "cuda")
+    assert done.returncode == 1 and done.stderr.endswith(
+        "setup: no nvcc on the path, which compiles the kernels of GPUs: load the site's CUDA module (12.0 or newer) "
+        "first\n"
+    )
+    native.program("nvcc", "echo release 13.0")
+    folders, calls = native.found("native", "cuda")
+    assert calls == 2 and [name.split("-")[0] for name in folders] == ["native", "cuda"]
+    assert "-DHPCREC_CUDA=ON" in (native.folder / "called").read_text()

