@@ -64,6 +64,7 @@ NOT_IN = {("plan", "torch"), ("plan", "mpi4py")}
 # Imports inside a function, (file, module): why.
 LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/dense/horovod.py", "horovod.torch"): "optional: the package imports, and other reducers run, without it",
+    ("hpcrec/comm/library.py", "hpcrec.comm.alone"): "only where no MPI library can be loaded",
     ("hpcrec/kernels/device_array.py", "torch"): "kernels of the host run without it",
     ("hpcrec/kernels/device_calls.py", "torch"): "kernels of the host run without it",
     ("hpcrec/kernels/staging.py", "torch"): "kernels of the host run without it",
@@ -116,6 +117,7 @@ ENVIRONMENT: dict[str, str] = {
     "hpcrec/cli/prepare.py": "the launcher says there whether there are several ranks",
     "hpcrec/launcher/mpirun.py": "hands its own environment on to the ranks that it starts",
     "hpcrec/launcher/submit.py": "hands its own environment on to sbatch, less what Slurm has told of a job around it",
+    "hpcrec/comm/library.py": "the launcher says there whether there are several ranks",
     "hpcrec/training/queue.py": "hands its own environment on to squeue, less the user's settings of squeue",
     "hpcrec/dense/horovod.py": "Horovod is set by environment variables alone",
 }

@@ -12,10 +12,10 @@ from torch import nn
 
 from hpcrec.build.tables import DTYPES
 from hpcrec.comm.collectives import Collectives
-from hpcrec.comm.failure import agree
+from hpcrec.comm.failure import agree, say
 from hpcrec.comm.world import World
 from hpcrec.config import Config
-from hpcrec.dense.allreduce import make_allreduce
+from hpcrec.dense.allreduce import make_allreduce, reducer_at_hand
 from hpcrec.dense.codistillation import Codistillation, CodistillationOptions, Other
 from hpcrec.dense.dct import DctOptions, Thresholded
 from hpcrec.dense.dct_bytes import item_bytes
@@ -102,13 +102,22 @@ class DenseSide:
         agree(world.main, error)  # what follows is collective
         self._wholes = wholes
 
+    def _reducer_at_hand(self) -> str:
+        """Horovod, or MPI, of which a line says why; on all dense ranks."""
+        dense = self._world.dense
+        assert dense is not None
+        name, why = reducer_at_hand(dense, threads=self._world.threads_may_communicate)
+        if why and dense.rank == 0:
+            say(f"hpcrec: dense gradients are summed by MPI: {why}")
+        return name
+
     def part(self, away: Sequence[nn.Parameter]) -> DensePart | None:
         """What dense ranks train, all parameters but those that are away; None elsewhere."""
         config, world = self._config, self._world
         if world.dense is None:
             return None
         assert world.group is not None
-        plain = make_allreduce(config.dense.reducer, world.group)
+        plain = make_allreduce(config.dense.reducer or self._reducer_at_hand(), world.group)
         where = (plain.takes_gpu, self.place_of.identity)
         direct = config.dense.compression == "none" and _sums_there(world.group.allgather(where))
         staged = not (self.place_of.is_host or direct)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from mpi4py import MPI
 
+from hpcrec.comm.library import MPI
 from hpcrec.comm.progress import Lane
 
 _LOOK_S = 0.005

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.levels import Levels, pairs_of
+from hpcrec.comm.library import MPI
 from hpcrec.comm.pieces import Messages, Pieces, alltoallv_in_pieces
 from hpcrec.comm.progress import Lane
 from hpcrec.comm.sizes import UNIT_BYTES, clear_padding

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 
-from mpi4py import MPI
-
 from hpcrec.comm import failure
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.library import MPI
 from hpcrec.comm.start import start
 
 

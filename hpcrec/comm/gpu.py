@@ -2,7 +2,7 @@
 
 import ctypes
 
-from mpi4py import MPI
+from hpcrec.comm.library import MPI
 
 
 def takes_gpu_memory() -> bool:

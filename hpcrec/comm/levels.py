@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
+from hpcrec.comm.library import MPI
 from hpcrec.comm.progress import AFTER, BEFORE, FROM, TO, Hop, Lane
 from hpcrec.comm.window import Windows
 from hpcrec.errors import HpcrecError

@@ -14,9 +14,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
+from hpcrec.comm.library import MPI
 from hpcrec.types import Ints
 
 UNDER_WAY = 6  # pieces that a rank has sent and that are not taken

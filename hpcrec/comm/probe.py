@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.library import MPI
 from hpcrec.comm.world import hosts_of, versions
 from hpcrec.types import Ints
 

@@ -19,9 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mpi4py import MPI
-
 from hpcrec.comm.failure import ExitCodes, attempt, end_job, say
+from hpcrec.comm.library import MPI
 from hpcrec.comm.progress import WORKING, Progress
 from hpcrec.comm.stall_report import Standing, Wait, describe, find_held_up, find_waits, stacks, where
 

@@ -6,9 +6,8 @@ import gc
 import time
 from collections.abc import Mapping
 
-from mpi4py import MPI
-
 from hpcrec.comm import board, failure
+from hpcrec.comm.library import MPI
 from hpcrec.comm.world import check_launch
 
 # Under Slurm's PMIx ranks leave MPI_Init one after another, and in Open MPI 5 a rank that has not yet left crashes at a

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from mpi4py import MPI
 from numpy.typing import NDArray
 
+from hpcrec.comm.library import MPI
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 from hpcrec.units import format_bytes

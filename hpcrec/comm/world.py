@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
-from mpi4py import MPI
 
 from hpcrec.comm import board
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
+from hpcrec.comm.library import MPI, launcher_tasks
 from hpcrec.comm.pieces import Pieces
 from hpcrec.comm.progress import ASIDE, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
@@ -21,14 +21,6 @@ from hpcrec.comm.topology import Topology, places_of
 from hpcrec.errors import HpcrecError
 
 RoleRule = Callable[[tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
-
-
-def launcher_tasks(environment: dict[str, str]) -> int | None:
-    """Tasks that the launcher says it started; None where it says nothing."""
-    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return None
 
 
 @dataclass(frozen=True)

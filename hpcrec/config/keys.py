@@ -458,11 +458,11 @@ class DenseConfig:
     """Dense parameters: their optimizer, and how their gradients are summed over dense ranks."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    reducer: Literal["horovod", "mpi", "direct"] = "horovod"
-    """Who sums gradients: Horovod; mpi, MPI alone, where Horovod is not installed; direct, two exchanges of MPI, about
-    half the time of its nonblocking sum where every dense rank has a host of its own, at 100 Mbit/s, and more bytes
-    between hosts where several share one. Which of them sums decides the last bits of a run; where ranks are does
-    not."""
+    reducer: Literal["horovod", "mpi", "direct"] | None = None
+    """Who sums gradients: Horovod; mpi, MPI alone; direct, two exchanges of MPI, about half the time of its nonblocking
+    sum where every dense rank has a host of its own, at 100 Mbit/s, and more bytes between hosts where several share
+    one. Unset: Horovod, or mpi where it is not installed, which a line says. Which of them sums decides the last bits
+    of a run; where ranks are does not. One dense rank needs none of them."""
     optimizer: DenseOptimizer = field(default_factory=DenseOptimizer)
     """How dense parameters learn."""
     clip_norm: AboveZero | None = None

@@ -64,9 +64,9 @@ class HorovodAllreduce:
     def __init__(self, dense: Collectives, *, cycle_time_ms: float = CYCLE_TIME_MS) -> None:
         error, hvd = None, None
         try:
-            hvd = _import_horovod()
+            hvd = import_horovod()
         except MissingError as caught:
-            error = caught
+            error = MissingError(f"dense.reducer is 'horovod', but {caught}")
         agree(dense, error)  # else the others would wait in hvd.init for the rank that has none
         self._hvd: Any = hvd
         self._dense = dense
@@ -153,18 +153,24 @@ def _same_ranks(comm: Any, other: Any) -> bool:
     return comm.size == other.size and comm.Get_group().Translate_ranks(ranks, other.Get_group()) == ranks
 
 
-def _import_horovod() -> Any:
+def import_horovod() -> Any:
+    """``horovod.torch``.
+
+    Raises
+    ------
+    MissingError
+        It is not there, or was built without PyTorch.
+    """
     try:
         import horovod.torch as hvd
     except ImportError as error:
         raise MissingError(
-            "dense.reducer is 'horovod', but horovod.torch cannot be imported "
-            f"({error}). Run 'make setup' (or tools/horovod.sh, which builds Horovod alone), or set "
-            "dense.reducer = 'mpi'."
+            f"horovod.torch cannot be imported ({error}). To have it, run 'make setup' in a checkout (or "
+            "tools/horovod.sh, which builds Horovod alone); to do without, set dense.reducer = 'mpi'."
         ) from error
     if not hasattr(hvd, "allreduce_async_"):
         raise MissingError(
-            "dense.reducer is 'horovod', but the installed Horovod was built without PyTorch. Run tools/horovod.sh, or "
-            "set dense.reducer = 'mpi'."
+            "the installed Horovod was built without PyTorch. To have it, run tools/horovod.sh of a checkout; to do "
+            "without, set dense.reducer = 'mpi'."
         )
     return hvd

@@ -198,7 +198,7 @@ def _matrix(answers: Sequence[dict[int, list[float]]]) -> str:
 
 def measure_sums(site: Site) -> dict[str, Any]:
     """The dense reducer on all ranks: set up, a sum checked and timed. Horovod first, unless another is configured."""
-    wanted = "horovod" if site.config is None else site.config.dense.reducer
+    wanted = _configured(site) or "horovod"
     levels = site.probe.share(site.probe.mpi["mpi_threads"])
     if wanted == "horovod" and set(levels) != {"multiple"}:
         why = "not tried: its thread sends while others do, which takes MPI_THREAD_MULTIPLE"
@@ -207,6 +207,11 @@ def measure_sums(site: Site) -> dict[str, Any]:
         return {"reducer": wanted, **_summed(site, wanted)}
     except MissingError as error:  # on every rank alike: it is agreed on
         return {"reducer": "mpi", "missing": str(error), **_summed(site, "mpi")}
+
+
+def _configured(site: Site) -> str | None:
+    """The reducer that the configuration names, if it does."""
+    return None if site.config is None else site.config.dense.reducer
 
 
 def _summed(site: Site, name: str) -> dict[str, Any]:
@@ -231,7 +236,7 @@ def _summed(site: Site, name: str) -> dict[str, Any]:
 def judge_sums(answers: Sequence[dict[str, Any]], site: Site) -> Iterator[Finding]:
     """The reducer is there and sums right."""
     first = answers[0]
-    configured = site.config is not None
+    configured = _configured(site) is not None
     if "missing" in first:
         do = 'run tools/horovod.sh (make setup does), or set dense.reducer = "mpi"'
         yield (fail if configured else warn)("horovod", first["missing"], do)

@@ -6,9 +6,10 @@ from mpi4py import MPI
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger, describe
+from hpcrec.comm.library import launcher_tasks
 from hpcrec.comm.sizes import UNIT_BYTES, padded_bytes
 from hpcrec.comm.topology import assign_roles
-from hpcrec.comm.world import World, check_launch, launcher_tasks
+from hpcrec.comm.world import World, check_launch
 from hpcrec.errors import HpcrecError
 from tests.together import on_every_rank
 

@@ -13,7 +13,9 @@ from torch import nn
 
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
-from hpcrec.dense.allreduce import make_allreduce
+from hpcrec.dense.allreduce import make_allreduce, reducer_at_hand
+from hpcrec.dense.horovod import HorovodAllreduce
+from hpcrec.dense.mpi import MpiAllreduce
 from hpcrec.dense.reducer import DenseReducer, clip_factor
 from hpcrec.errors import ConfigError, HpcrecError, MissingError
 
@@ -311,14 +313,42 @@ def test_names_and_tensors_that_cannot_be_reduced():
     with pytest.raises(ConfigError, match=r"dense.reducer is 'nccl'. Allowed: 'horovod', 'mpi', 'direct'"):
         make_allreduce("nccl", dense)
     with pytest.raises(ConfigError, match=r"bucket b is torch.bfloat16 on cpu"):
-        make_allreduce("mpi", dense).start(torch.zeros(2, dtype=torch.bfloat16), "b")
+        MpiAllreduce(dense).start(torch.zeros(2, dtype=torch.bfloat16), "b")
     dense.close()
 
 
 def test_without_horovod_the_error_says_what_to_do(monkeypatch):
     dense = collectives(MPI.COMM_SELF, ranks=(MPI.COMM_WORLD.rank,))
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    with pytest.raises(MissingError, match=r"'make setup' .*tools/horovod.sh.* dense.reducer = 'mpi'"):
-        make_allreduce("horovod", dense)
-    make_allreduce("mpi", dense).close()
+    with pytest.raises(MissingError, match=r"is 'horovod', but .*'make setup' .*tools/horovod.sh.*reducer = 'mpi'"):
+        HorovodAllreduce(dense)
+    dense.close()
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_one_dense_rank_needs_no_reducer(monkeypatch, name):
+    dense = collectives(MPI.COMM_SELF, ranks=(MPI.COMM_WORLD.rank,))
+    monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    flat, allreduce = torch.tensor([1.5, 2.5], dtype=torch.bfloat16), make_allreduce(name, dense)
+    allreduce.wait(allreduce.start(flat, "x"))
+    assert flat.tolist() == [1.5, 2.5] and allreduce.facts() == {} and not dense.ledger.snapshot().any()
+    assert reducer_at_hand(dense, threads=False) == ("horovod", "")
+    allreduce.close()
+    dense.close()
+
+
+@pytest.mark.parallel([2, 3])
+def test_where_one_rank_has_no_horovod_mpi_sums_on_all(monkeypatch):
+    dense = collectives(MPI.COMM_WORLD)
+    assert reducer_at_hand(dense, threads=True) == ("horovod", "")
+    name, why = reducer_at_hand(dense, threads=False)
+    assert name == "mpi" and "MPI_THREAD_MULTIPLE" in why
+    if dense.rank == 1:
+        monkeypatch.setitem(sys.modules, "horovod.torch", None)
+    name, why = reducer_at_hand(dense, threads=True)
+    assert name == "mpi" and "tools/horovod.sh" in why and len(set(dense.allgather(why))) == 1
+    allreduce, flat = make_allreduce(name, dense), torch.full((3,), 2.0)
+    allreduce.wait(allreduce.start(flat, "x"))
+    assert flat.tolist() == [2.0 * dense.size] * 3
+    allreduce.close()
     dense.close()
