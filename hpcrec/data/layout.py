@@ -15,6 +15,7 @@ from hpcrec.types import Floats, Ints
 
 SCHEMA_VERSION = 1
 INDEX_SUFFIX = ".index.json"
+VOCABULARY = "vocabulary.h5"  # beside data sets: the values of the ids, no data set itself
 
 # Root attributes that mean something to the reader; every other attribute is the data set's own.
 VERSION_ATTRIBUTE = "schema_version"

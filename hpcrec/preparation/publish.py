@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcrec.again import is_there, read_numbers
-from hpcrec.data import files, layout
+from hpcrec.data import checksum, files, layout
 from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import DataError
 from hpcrec.preparation import rejects
@@ -58,7 +58,7 @@ def publish(
             journal.clear()
             raise no_sample(str(job.out / name), name, job.split, lines)
     ending = ".h5" if len(records) == 1 else layout.INDEX_SUFFIX
-    others = [*(["rejects.tsv"] if bad else []), *(["vocabulary.h5"] if job.table.counted else [])]
+    others = [*(["rejects.tsv"] if bad else []), *([layout.VOCABULARY] if job.table.counted else [])]
     journal.intend([*(f"{name}{ending}" for name in job.split.names), *others])
     written = [_join(job, journal, name, records) for name in job.split.names]
     result: Record = {
@@ -110,18 +110,21 @@ def _join(job: Job, journal: Journal, part: str, records: Sequence[Record]) -> P
 
 def _write_vocabularies(job: Job, journal: Journal) -> Path:
     """The values of each vocabulary, by id."""
-    target = job.out / "vocabulary.h5"
+    target = job.out / layout.VOCABULARY
     temporary = files.temporary_beside(target)
     try:
-        with Output(temporary, target) as out:
+        with Output(temporary, target, layout.FILE_FORMAT) as out:
             for number, name in enumerate(job.table.counted):
                 path = journal.work / f"vocabulary-{number}.values"
                 dtype = _type_of(job.table.sparse[name])
                 data = out.file.create_dataset(name, (path.stat().st_size // 8,), dtype)
+                crc = 0
                 for start in range(0, len(data), _SLICE):
                     values = read_numbers(path, np.uint64, _SLICE, offset=8 * start)
                     data[start : start + len(values)] = values.view(np.int64 if dtype == np.int64 else np.uint64)
+                    crc = checksum.update(crc, values.astype(dtype), dtype)
                     out.check()
+                data.attrs[layout.CHECKSUM_ATTRIBUTE] = np.uint32(crc)
         files.publish(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
