@@ -81,7 +81,7 @@ def test_a_line_that_quotes_would_make_right_says_so(tmp_path: Path) -> None:
         (GOOD + ',"1"', False),
         ('1,"1",1,1,0,5,2,3,4|5,ff', False),
     ):
-        with pytest.raises(DataError, match="found 10 columns in .*; allowed is 9") as refused:
+        with pytest.raises(DataError, match=r"found 10 columns in .*; allowed is 9") as refused:
             table(tmp_path, [GOOD, line])
         assert (", which it has with quotes = true in the map." in str(refused.value)) == helps
     path = write_text(tmp_path / "t.csv", [",".join(f'"{name}"' for name in HEADER.split(",")), GOOD])
