@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from hpcrec.data import checks, checksum, layout, together
+from hpcrec.data.agreement import difference
 from hpcrec.data.hdf5 import File
 from hpcrec.data.index import open_files
 from hpcrec.data.layout import Column, Columns
@@ -288,15 +289,21 @@ def _read(
     )
 
 
+def _columns(file: File) -> str:
+    return f"the columns {', '.join(file.optional)}" if file.optional else "no column of weight, group or time"
+
+
 def _merge_features(files: Sequence[File]) -> tuple[Feature, ...]:
     """Features of all files, which must agree; `mean_ids` is over all their samples."""
     first = files[0]
     for file in files[1:]:
-        for what in ("features", "n_dense", "n_labels", "optional"):
-            if getattr(file, what) != getattr(first, what):
-                raise DataError(
-                    f"{file.path}: {what} {getattr(file, what)}, but {first.path} has {getattr(first, what)}; files of "
-                    "one index must agree."
-                )
+        differs = difference(file, first)
+        if differs is None and file.optional != first.optional:
+            differs = _columns(file), _columns(first)
+        if differs is not None:
+            raise DataError(
+                f"{file.path}: has {differs[0]}, but {first.path} has {differs[1]}; files of one index must agree: "
+                "convert them in one go."
+            )
     samples = max(sum(file.samples for file in files), 1)
     return tuple(replace(f, mean_ids=sum(file.n_ids[f.name] for file in files) / samples) for f in first.features)
