@@ -44,6 +44,8 @@ class DataSet:
     samples, n_dense, n_labels : int
     attributes : dict
         Root attributes that all files share, JSON decoded; an index file may add its own.
+    label_names : tuple of str
+        By the attribute of that name; ``label_0``, ``label_1``, ... where there is none.
     fingerprint : str
         Of layout, sizes, attributes, the outermost labels, and the checksums of all columns where the files have them:
         equal for equal data however it is cut into files, cheap to compute. Says whether a resumed run reads the data
@@ -71,6 +73,7 @@ class DataSet:
         self.n_dense, self.n_labels, self.optional = first.n_dense, first.n_labels, first.optional
         shared = {k: v for k, v in first.attributes.items() if all(f.attributes.get(k) == v for f in self._files)}
         self.attributes: dict[str, Any] = {**shared, **extra}
+        self.label_names = self._label_names()
         self.fingerprint = self._fingerprint()
 
     def feature(self, name: str) -> Feature:
@@ -227,6 +230,18 @@ class DataSet:
             spans.append((file, int(raw[0]), int(raw[-1]), n_ids))
             n_ids += int(raw[-1] - raw[0])
         return offsets, spans, n_ids
+
+    def _label_names(self) -> tuple[str, ...]:
+        given = self.attributes.get(layout.LABELS_ATTRIBUTE)
+        if given is None:
+            return tuple(f"label_{number}" for number in range(self.n_labels))
+        names = given if isinstance(given, list) else [given]
+        if len(names) != self.n_labels or len({name for name in names if isinstance(name, str) and name}) < len(names):
+            raise DataError(
+                f"{self.path}: {layout.LABELS_ATTRIBUTE}: {names}; each of the {self.n_labels} labels has to have a "
+                "name of its own: write the attribute again, or leave it out."
+            )
+        return tuple(names)
 
     def _fingerprint(self) -> str:
         shape = () if self.n_labels == 1 else (self.n_labels,)

@@ -30,6 +30,8 @@ def are_there(journal: Journal) -> Callable[[Record], bool]:
     """Whether the files of a written piece are still there, at their size."""
 
     def check(record: Record) -> bool:
+        if "label_sums" not in record:  # of a release that did not note them
+            return False
         for part, (name, size) in record["files"].items():
             places = (journal.pieces / name, journal.work / name, journal.folder / f"{part}.h5")
             if not any(path.is_file() and path.stat().st_size == size for path in places):
@@ -60,11 +62,14 @@ def publish(
     ending = ".h5" if len(records) == 1 else layout.INDEX_SUFFIX
     others = [*(["rejects.tsv"] if bad else []), *([layout.VOCABULARY] if job.table.counted else [])]
     journal.intend([*(f"{name}{ending}" for name in job.split.names), *others])
+    labels = job.table.labels
+    rates = {part: [total / samples[part] for total in _label_sums(records, part)] for part in job.split.names}
     written = [_join(job, journal, name, records) for name in job.split.names]
     result: Record = {
         "files": {name: path.name for name, path in zip(job.split.names, written, strict=True)},
         "samples": samples,
-        "label_rate": {n: sum(r["positives"][n] for r in records) / samples[n] for n in job.split.names},
+        "label_rate": {part: float(np.mean(rates[part])) for part in job.split.names},
+        "label_rates": {p: dict(zip(labels, rates[p], strict=True)) for p in job.split.names if len(labels) > 1},
         "cardinalities": {feature.name: feature.cardinality for feature in features},
         "rejected": bad,
     }
@@ -88,9 +93,15 @@ def summary(folder: Path, result: Record) -> Summary:
         files={part: str(folder / name) for part, name in result["files"].items()},
         samples=result["samples"],
         label_rate=result["label_rate"],
+        label_rates=result.get("label_rates", {}),  # of a conversion of before, nothing
         cardinalities=result["cardinalities"],
         rejected=result["rejected"],
     )
+
+
+def _label_sums(records: Sequence[Record], part: str) -> list[float]:
+    """Of each label over all pieces, in their order."""
+    return [sum(of_label) for of_label in zip(*(record["label_sums"][part] for record in records), strict=True)]
 
 
 def _join(job: Job, journal: Journal, part: str, records: Sequence[Record]) -> Path:

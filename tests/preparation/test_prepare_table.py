@@ -101,6 +101,7 @@ def test_values(tmp_path: Path, ending: str) -> None:
     path, table = write(tmp_path, ending=ending)
     summary = prepare_table([path], tmp_path / "out", table, split=ALL)
     assert summary.samples == {"train": 5} and summary.label_rate["train"] == pytest.approx(0.4)
+    assert summary.label_rates == {"train": {"click": pytest.approx(0.4), "bought": pytest.approx(0.4)}}
     assert summary.cardinalities == {"user": 100, "site": 1000, "shown": 4, "tags": 50, "level": 512}
     found = read(tmp_path / "out")
     np.testing.assert_array_equal(found.label, [[1, 0], [0, 0], [0, 1], [1, 1], [0, 0]])
@@ -119,6 +120,8 @@ def test_values(tmp_path: Path, ending: str) -> None:
     assert ids["tags"] == [hashed(tag, 3, 50) for tag in "xyyxzz"]
     assert found.sparse["tags"].offsets.tolist() == [0, 2, 2, 3, 4, 6]
     assert ids["level"] == [2 + 5, 0, 1, 4, 2 + 47]
+    with DataSet(tmp_path / "out" / "train.h5") as data:
+        assert data.label_names == ("click", "bought")
     with h5py.File(tmp_path / "out" / "vocabulary.h5") as file:
         assert file["shown"][:].tolist() == [word(first), word(second)] and file["shown"].dtype == np.uint64
 
