@@ -57,6 +57,7 @@ def test_what_is_right_is_valid_in_the_last_line(config: Path, capsys: pytest.Ca
         (["--set", "dense.optimizer.options.bteas=[0.9,0.99]"], 2, "dense.optimizer.options: Adam has no 'bteas'"),
         (["--set", "dense.optimizer.options.betas=[0.9,2.0]"], 2, "dense.optimizer: Adam refuses"),
         (["--set", "dense.optimizer.name=Sgdd"], 2, "dense.optimizer.name is 'Sgdd'"),
+        (["--set", "policy.name=ahead", "--set", "exchange.codec=fp16"], 2, "which reads a step in two parts, but"),
         (["-n", 3, "--set", "topology.mode=split", "--set", "topology.owners=3"], 2, "topology"),
     ],
 )
