@@ -76,7 +76,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/main.py", "hpcrec.cli.train"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli/main.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/config.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
-    ("hpcrec/cli/config.py", "hpcrec.build.memory"): "imports torch, only for `hpcrec config check`",
+    ("hpcrec/cli/config.py", "hpcrec.build.check"): "imports torch, only for `hpcrec config check`",
     ("hpcrec/cli/config.py", "hpcrec.build.tier_lines"): "imports torch, only for `hpcrec config check`",
     ("hpcrec/cli/doctor.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli/doctor.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",

@@ -221,6 +221,34 @@ def _kept(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> dict[str, Any]:
     }
 
 
+def refuse_together(config: Config, layout: Layout, topology: Topology, *, direct: bool) -> None:
+    """Refuses a layout that does not go with the policy or the codec; the same on every rank.
+
+    ``direct``: whether values and gradients cross from GPU to GPU.
+
+    Raises
+    ------
+    ConfigError
+        They do not go together.
+    """
+    policy = make_policy(config)
+    refuse(policy, config.policy.name, layout)
+    chosen = "auto" in (config.exchange.form, *config.exchange.forms.values())  # no copies, where these save nothing
+    if hasattr(policy, "form") and not layout.conditional and not chosen:
+        raise ConfigError(
+            f"policy.name is {config.policy.name!r}, but no feature has form {policy.form!r}: all have forms of their "
+            "own (exchange.forms), or replicated tables. Set policy.name = 'sync', or remove some of these."
+        )
+    if layout.conditional:
+        _refuse_copies(config, layout, topology, direct=direct)
+        kept_rows(config, layout, len(topology.dense))  # refuses too little room, on owners too
+        _refuse_sums(config, layout)
+    if getattr(policy, "parts", False):
+        _refuse_parts(config, layout, topology, direct=direct)
+    if layout.way:
+        _refuse_way(config, layout, direct=direct)
+
+
 def make_exchange(
     config: Config,
     world: World,
@@ -239,23 +267,8 @@ def make_exchange(
         Layout and policy, or layout and codec, do not go together; on every rank.
     """
     policy, direct = make_policy(config), crosses_directly(config, world, place)
-    refuse(policy, config.policy.name, layout)
+    refuse_together(config, layout, world.topology, direct=direct)
     several = policy.in_flight
-    chosen = "auto" in (config.exchange.form, *config.exchange.forms.values())  # no copies, where these save nothing
-    if hasattr(policy, "form") and not layout.conditional and not chosen:
-        raise ConfigError(
-            f"policy.name is {config.policy.name!r}, but no feature has form {policy.form!r}: all have forms of their "
-            "own (exchange.forms), or replicated tables. Set policy.name = 'sync', or remove some of these."
-        )
-    if layout.conditional:
-        _refuse_copies(config, layout, world.topology, direct=direct)
-        kept_rows(config, layout, len(world.topology.dense))  # refuses too little room, on owners too
-        _refuse_sums(config, layout)
-    parts = getattr(policy, "parts", False)
-    if parts:
-        _refuse_parts(config, layout, world.topology, direct=direct)
-    if layout.way:
-        _refuse_way(config, layout, direct=direct)
     reduction = reduction_of(config, layout, world.topology)
     apart = in_two_lanes(config, layout, reduction)
     return Exchange(
@@ -277,7 +290,7 @@ def make_exchange(
         lane=world.main if several == 1 else world.lane(VALUES),
         back=world.lane(GRADIENTS) if apart else None,
         keeps=several > 1,
-        parts=parts,
+        parts=getattr(policy, "parts", False),
         keeping=make_keeping(config, layout.tables, world.topology.dense),
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from hpcrec.build.tables import DTYPES
+from hpcrec.build.tables import DTYPES, trained_parameters
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.failure import agree, say
 from hpcrec.comm.world import World
@@ -69,9 +69,7 @@ class DenseSide:
         others: Mapping[int, Other] | None = None,
     ) -> None:
         self.place_of = place
-        named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        if not named:
-            raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
+        named = trained_parameters(model)
         self.elements = sum(p.numel() for _, p in named)
         self.item_bytes = _item_bytes(config, [p.numel() for _, p in named], world)
         self._config, self._model, self._world, self._others = config, model, world, others or {}

@@ -82,6 +82,12 @@ def ranks_asked_for(config: Config) -> int | None:
     return max(len(named) + counted, *(r + 1 for r in named))
 
 
+def ranks_or_fewest(config: Config, ranks: int | None) -> int:
+    """So many ranks where they are given, else those that ``[topology]`` implies, else as few as will do."""
+    fewest = config.dense.codistillation.groups * (2 if config.topology.mode == "split" else 1)
+    return ranks or ranks_asked_for(config) or fewest
+
+
 def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
     """Memory of each rank; reads the head of the training data.
 
@@ -431,8 +437,7 @@ def memory_report(config: Config, ranks: int | None) -> list[str]:
     ConfigError, DataError
         What a run would refuse.
     """
-    fewest = config.dense.codistillation.groups * (2 if config.topology.mode == "split" else 1)
-    size = ranks or ranks_asked_for(config) or fewest
+    size = ranks_or_fewest(config, ranks)
     asked = f"{size} rank{'s' * (size > 1)}" + (
         "" if ranks or ranks_asked_for(config) else " (-n N for another number)"
     )

@@ -16,6 +16,7 @@ import torch
 
 from hpcrec import kernels
 from hpcrec.build.auto import choose, make_exchange, make_pipeline
+from hpcrec.build.datasets import open_datasets
 from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
@@ -74,7 +75,7 @@ def open_session(
     Parameters
     ----------
     config : Config or path of a TOML file
-    overrides : sequence of "section.key=value"
+    overrides : sequence of "section.key=value", or ``config.Unset("section.key")``
     reading : bool
         Nothing will be trained: any number of owners has room for all rows of dynamic tables.
     deal : Deal
@@ -244,13 +245,7 @@ def _together(world: World, make: Callable[[], T]) -> T:
 def _open_splits(config: Config, deal: Deal) -> dict[str, Split]:
     """The data sets of the configuration; only the training data is shuffled."""
     splits: dict[str, Split] = {}
-    for name in ("train", "validation", "test"):
-        path = getattr(config.data, name)
-        if path is None:
-            continue
-        dataset = DataSet(path)
-        if not dataset.samples:
-            raise DataError(f"{path}: has no samples. Set data.{name} to a file that has some, or leave it out.")
+    for name, dataset in open_datasets(config).items():
         read = {"seed": config.train.seed, "chunk": config.data.chunk, "window": config.data.window}
         shuffle, batch = config.data.shuffle and name == "train", config.train.batch_size
         groups = config.dense.codistillation.groups if name == "train" else 1
@@ -260,14 +255,6 @@ def _open_splits(config: Config, deal: Deal) -> dict[str, Split]:
         else:
             order = GlobalOrder(dataset.samples, batch, **read, shuffle=shuffle, deal=deal)
         splits[name] = Split(dataset=dataset, order=order)
-        facts = [(f.name, f.cardinality, f.weighted) for f in dataset.features], dataset.n_dense, dataset.n_labels
-        first = splits["train"].dataset
-        expected = [(f.name, f.cardinality, f.weighted) for f in first.features], first.n_dense, first.n_labels
-        if facts != expected:
-            raise ConfigError(
-                f"data.{name} ({path}) and data.train ({config.data.train}) differ in features, cardinalities, dense "
-                "inputs or labels. Prepare both in one go, so that they have the same ids."
-            )
     return splits
 
 

@@ -193,6 +193,20 @@ def make_model(config: Config, dataset: DataSet, group: int = 0) -> tuple[nn.Mod
     return model, operators
 
 
+def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    """Names and parameters of a model that dense ranks, or a stage, train.
+
+    Raises
+    ------
+    ConfigError
+        There are none.
+    """
+    named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+    if not named:
+        raise ConfigError("the model has no dense parameter that requires a gradient; nothing to optimise")
+    return named
+
+
 def make_offers(
     config: Config,
     dataset: DataSet,

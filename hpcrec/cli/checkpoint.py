@@ -194,7 +194,7 @@ def export(run: Path, out: Path, checkpoint: str, embeddings: str, overrides: Se
 def predict_exported(folder: Path, data: Path, out: Path, environment: Mapping[str, str]) -> None:
     """``hpcrec predict`` of an export: on one process; refuses options that concern runs."""
     context = click.get_current_context()
-    for name, option in (("checkpoint", "--checkpoint"), ("overrides", "--set")):
+    for name, option in (("checkpoint", "--checkpoint"), ("overrides", "--set"), ("unset", "--unset")):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{folder} is an export, which {option} is not for: it is of one checkpoint.")
     if any(environment.get(name, "1") != "1" for name in LAUNCHERS):

@@ -1,6 +1,6 @@
 """``hpcrec config``: checks and shows configurations, and prints the reference of their keys.
 
-Knows options; keys and limits are ``config``'s, memory ``build.memory``'s.
+Knows options; keys and limits are ``config``'s, what else a run would refuse ``build.check``'s.
 """
 
 from collections.abc import Sequence
@@ -45,11 +45,15 @@ def config_check(
     samples_per_s: float | None,
     reads_per_s: float | None,
 ) -> None:
-    """Check the TOML file CONFIG: unknown keys, wrong types, keys that do not go together.
+    """Check all of the TOML file CONFIG that can be known before a job waits in a queue for it.
 
-    Where its training data is at hand, also print the memory that each rank will need (docs/memory.md), and with
-    store.name = "disk" what is to be expected of the disk: reads and bytes a step, speed, space, writes a day, the
-    memory that takes, and which tables should be whole (docs/tiers.md).
+    Its keys; its data sets, which have to be there and agree; its model, with its options, and its features; its
+    dense optimizer, which is built; its roles on the ranks. The last line is the verdict: that it is valid, or the
+    first thing that is wrong, with status 2, or 1 where it is a data set.
+
+    Before it comes the memory that each rank will need (docs/memory.md), and with store.name = "disk" what is to be
+    expected of the disk: reads and bytes a step, speed, space, writes a day, the memory that takes, and which tables
+    should be whole (docs/tiers.md).
     """
     from hpcrec.config import load_config
 
@@ -60,18 +64,14 @@ def config_check(
             "--reuse, --samples-per-s and --reads-per-s are about rows on a disk, but store.name is "
             f"{checked.store.name!r}."
         )
-    click.echo(f"{config}: valid")
-    if not Path(checked.data.train).exists():
-        click.echo(f"memory a rank: not predicted, for data.train ({checked.data.train}) is not here")
-        return
-    from hpcrec.build.memory import memory_report
+    from hpcrec.build.check import check_run
 
-    click.echo("\n".join(memory_report(checked, ranks)))
+    lines = check_run(checked, ranks)
     if on_disk:
         from hpcrec.build.tier_lines import tier_report
 
-        lines = tier_report(checked, ranks, counted=counted, samples_per_s=samples_per_s, reads_per_s=reads_per_s)
-        click.echo("\n".join(lines))
+        lines += tier_report(checked, ranks, counted=counted, samples_per_s=samples_per_s, reads_per_s=reads_per_s)
+    click.echo("\n".join([*lines, f"{config}: valid"]))
 
 
 @config_group.command(

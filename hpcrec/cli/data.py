@@ -96,7 +96,7 @@ def verify(paths: Sequence[Path]) -> int:
     """Read data sets whole and list what is wrong: PATHS are data set files, index files or folders of them.
 
     Checks the schema, that ids, labels, dense inputs and weights are allowed, and the checksums that files written by
-    hpcrec carry. Ends with status 1 if anything is wrong.
+    hpcrec carry. A vocabulary.h5 that a preparation left there is checked too. Ends with status 1 if anything is wrong.
     """
     from hpcrec.data.verify import verify as check
 
@@ -114,6 +114,8 @@ def _well(verdict: Any) -> str:
     if not verdict.columns:
         return "ok"
     said = f"ok, {verdict.samples:,} samples, {verdict.columns} datasets"
+    if verdict.values is not None:
+        said = f"ok, a vocabulary, {verdict.values:,} values, {verdict.columns} features"
     if verdict.unchecked == verdict.columns:
         return f"{said}, no checksums recorded"
     return said + (f", {verdict.unchecked} of them without checksum" if verdict.unchecked else "")

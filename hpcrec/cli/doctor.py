@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-from hpcrec.cli.options import File, examples
+from hpcrec.cli.options import File, examples, set_option
 
 
 @click.command(
@@ -26,7 +26,7 @@ from hpcrec.cli.options import File, examples
     help="Where runs will be written: each rank writes a file there, and reads the others'.",
 )
 @click.option("--config", "config_file", type=File, help="TOML file of a run: also checks its data, roles and memory.")
-@click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of it; repeatable.")
+@set_option
 @click.option(
     "--scratch",
     type=click.Path(path_type=Path),
@@ -66,7 +66,7 @@ def doctor(
     FAIL, what was looked at and what was found; 'do:' says what to change. Exit code 0: ready.
     """
     if overrides and config_file is None:
-        raise click.UsageError("--set changes a configuration: give --config FILE too.")
+        raise click.UsageError("--set and --unset change a configuration: give --config FILE too.")
     given = click.get_current_context().get_parameter_source("checkpoint_s") == ParameterSource.COMMANDLINE
     if config_file is None and (samples_per_s is not None or given):
         name = "--samples-per-s" if samples_per_s is not None else "--checkpoint-s"

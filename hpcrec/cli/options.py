@@ -1,9 +1,9 @@
 """What the commands of ``hpcrec`` have in common: arguments and options, and examples in help texts."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -11,6 +11,8 @@ from hpcrec.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 HELP = ["-h", "--help"]
 CONTEXT = {"help_option_names": HELP, "max_content_width": 100}
@@ -26,9 +28,53 @@ Target = click.Path(dir_okay=False, path_type=Path)
 Anything = click.Path(exists=True, path_type=Path)
 EXPORT = "export.json"  # of an export, in its folder
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what they say how many ranks there are in
-set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Change a key of the configuration; repeatable."
-)
+_UNSET = "hpcrec.unset"  # where what --unset took waits for --set, which hands both on
+
+
+def _keep_unset(context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> None:
+    context.meta[_UNSET] = given
+
+
+def _overrides(context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> tuple[str, ...]:
+    """What ``load_config`` takes of --unset and --set."""
+    unset = context.meta.pop(_UNSET, ())
+    if not unset:
+        return tuple(given)
+    from hpcrec.config import Unset
+
+    return (*map(Unset, unset), *given)
+
+
+def set_option(command: F) -> F:
+    """--set and --unset, as the parameter ``overrides``."""
+    for option in (
+        click.option(
+            "--unset",
+            multiple=True,
+            metavar="A.B",
+            is_eager=True,
+            expose_value=False,
+            callback=_keep_unset,
+            help="Take a key out of the configuration, so that its default holds, before any --set; repeatable.",
+        ),
+        click.option(
+            "--set",
+            "overrides",
+            multiple=True,
+            metavar="A.B=VALUE",
+            callback=_overrides,
+            help="Change a key of the configuration; repeatable.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def words_of(overrides: Sequence[str]) -> tuple[str, ...]:
+    """The command line by which ``set_option`` gives the same again."""
+    from hpcrec.config import Unset
+
+    return tuple(word for one in overrides for word in ("--unset" if isinstance(one, Unset) else "--set", str(one)))
 
 
 def _pairs(_context: click.Context, _parameter: click.Parameter, given: Sequence[str]) -> list[tuple[str, str]]:

@@ -235,8 +235,10 @@ def _told(summary: dict[str, Any]) -> None:
     for part, path in summary["files"].items():
         known = summary["attainable_auc"].get(part)
         more = "" if known is None else f", attainable AUC {known:.4f}"
-        said = f"{summary['samples'][part]:,} samples, label rate {summary['label_rate'][part]:.4f}{more}"
-        click.echo(f"{path}: {said}")
+        rate = f"label rate {summary['label_rate'][part]:.4f}"
+        if by_label := summary["label_rates"].get(part):
+            rate = "label rates " + ", ".join(f"{label} {of:.4f}" for label, of in by_label.items())
+        click.echo(f"{path}: {summary['samples'][part]:,} samples, {rate}{more}")
     if summary["rejected"]:
         click.echo(f"rejected lines: {summary['rejected']:,}, in rejects.tsv")
     known = summary["cardinalities"].items()

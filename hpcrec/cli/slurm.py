@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcrec.cli.options import Anything, File, examples, set_option
+from hpcrec.cli.options import Anything, File, examples, set_option, words_of
 from hpcrec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def submit(
     checked = _checked(config, overrides, parts, min_nodes)
     name = "split-het" if owner_nodes is not None else checked.topology.mode
     job = jobs.Job(
-        arguments=(str(config.absolute()), *(word for override in overrides for word in ("--set", override))),
+        arguments=(str(config.absolute()), *words_of(overrides)),
         run_folder=Path(checked.run.folder).absolute(),
         env_sh=_env_sh(env_sh, jobs.scripts_folder()),
         programs=Path(sys.executable).parent,

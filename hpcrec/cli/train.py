@@ -47,7 +47,10 @@ from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime, seconds_left, seconds_left_at_start, stop_seconds
 
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
-EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
+EVALUATED_BESIDE = (
+    *("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss"),
+    "by_label",
+)
 
 
 def train(

@@ -168,7 +168,8 @@ def end_job(comm: Any, text: str, code: int) -> NoReturn:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGALRM, signal.SIG_DFL)  # else whoever has taken it keeps it
     signal.alarm(_LAST_RESORT_S)
-    comm.Abort(int(code))
+    if comm.size > 1:  # else nobody is left to end, and what Open MPI says of its abort would come after our words
+        comm.Abort(int(code))
     os._exit(int(code))
 
 

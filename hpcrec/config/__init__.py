@@ -17,6 +17,7 @@ from hpcrec.config.keys import (
     with_absolute_paths,
     with_copied_data,
 )
+from hpcrec.toml import Unset
 
 __all__ = [
     "CheckpointConfig",
@@ -28,6 +29,7 @@ __all__ = [
     "ThresholdConfig",
     "TopologyConfig",
     "TrainConfig",
+    "Unset",
     "load_config",
     "reference",
     "to_toml",

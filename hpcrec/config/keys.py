@@ -636,7 +636,7 @@ class Config:
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
-    """The configuration in a TOML file, with ``section.key=value`` overrides put in.
+    """The configuration in a TOML file, with ``section.key=value`` overrides put in, and each ``Unset`` key taken out.
 
     Raises
     ------
@@ -722,10 +722,11 @@ def reference() -> str:
     """docs/configuration.md."""
     return (
         "# Configuration\n\n"
-        "One TOML file says what a run does; `--set section.key=value` changes a key for one run. An unknown key, a\n"
-        "wrong type or two keys that do not go together are refused before anything starts. `hpcrec config check\n"
-        "FILE` checks a file, `hpcrec config show FILE` prints it with every default. A key without a default may be\n"
-        "left out; `<name>` stands for a name of yours.\n\n"
+        "One TOML file says what a run does; `--set section.key=value` changes a key for one run, and\n"
+        "`--unset section.key` takes one out of the file, so that its default holds (`--set section.key=` makes it an\n"
+        "empty text). An unknown key, a wrong type or two keys that do not go together are refused before anything\n"
+        "starts. `hpcrec config check FILE` checks a file, its data and its model; `hpcrec config show FILE` prints\n"
+        "it with every default. A key without a default may be left out; `<name>` stands for a name of yours.\n\n"
         "This page is written from `hpcrec/config/keys.py`: `hpcrec config reference > docs/configuration.md`.\n"
         + toml.reference(Config)
     )

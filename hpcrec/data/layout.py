@@ -15,6 +15,7 @@ from hpcrec.types import Floats, Ints
 
 SCHEMA_VERSION = 1
 INDEX_SUFFIX = ".index.json"
+VOCABULARY = "vocabulary.h5"  # beside data sets: the values of the ids, no data set itself
 
 # Root attributes that mean something to the reader; every other attribute is the data set's own.
 VERSION_ATTRIBUTE = "schema_version"
@@ -23,6 +24,7 @@ CARDINALITIES_ATTRIBUTE = "cardinalities"
 SOURCE_ATTRIBUTE = "source_sha256"
 ATTAINABLE_ATTRIBUTE = "attainable_auc"
 CONVENTIONS_ATTRIBUTE = "conventions"
+LABELS_ATTRIBUTE = "label_names"  # where there are several
 # Attribute of each dataset: CRC-32 of its values (`checksum`); for offsets of their differences, so that the checksums
 # of files that follow each other can be joined.
 CHECKSUM_ATTRIBUTE = "crc32"

@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from hpcrec.data import checks, checksum, layout, together
+from hpcrec.data.agreement import difference
 from hpcrec.data.hdf5 import File
 from hpcrec.data.index import open_files
 from hpcrec.data.layout import Column, Columns
@@ -43,6 +44,8 @@ class DataSet:
     samples, n_dense, n_labels : int
     attributes : dict
         Root attributes that all files share, JSON decoded; an index file may add its own.
+    label_names : tuple of str
+        By the attribute of that name; ``label_0``, ``label_1``, ... where there is none.
     fingerprint : str
         Of layout, sizes, attributes, the outermost labels, and the checksums of all columns where the files have them:
         equal for equal data however it is cut into files, cheap to compute. Says whether a resumed run reads the data
@@ -70,6 +73,7 @@ class DataSet:
         self.n_dense, self.n_labels, self.optional = first.n_dense, first.n_labels, first.optional
         shared = {k: v for k, v in first.attributes.items() if all(f.attributes.get(k) == v for f in self._files)}
         self.attributes: dict[str, Any] = {**shared, **extra}
+        self.label_names = self._label_names()
         self.fingerprint = self._fingerprint()
 
     def feature(self, name: str) -> Feature:
@@ -227,6 +231,18 @@ class DataSet:
             n_ids += int(raw[-1] - raw[0])
         return offsets, spans, n_ids
 
+    def _label_names(self) -> tuple[str, ...]:
+        given = self.attributes.get(layout.LABELS_ATTRIBUTE)
+        if given is None:
+            return tuple(f"label_{number}" for number in range(self.n_labels))
+        names = given if isinstance(given, list) else [given]
+        if len(names) != self.n_labels or len({name for name in names if isinstance(name, str) and name}) < len(names):
+            raise DataError(
+                f"{self.path}: {layout.LABELS_ATTRIBUTE}: {names}; each of the {self.n_labels} labels has to have a "
+                "name of its own: write the attribute again, or leave it out."
+            )
+        return tuple(names)
+
     def _fingerprint(self) -> str:
         shape = () if self.n_labels == 1 else (self.n_labels,)
         ends = []
@@ -288,15 +304,21 @@ def _read(
     )
 
 
+def _columns(file: File) -> str:
+    return f"the columns {', '.join(file.optional)}" if file.optional else "no column of weight, group or time"
+
+
 def _merge_features(files: Sequence[File]) -> tuple[Feature, ...]:
     """Features of all files, which must agree; `mean_ids` is over all their samples."""
     first = files[0]
     for file in files[1:]:
-        for what in ("features", "n_dense", "n_labels", "optional"):
-            if getattr(file, what) != getattr(first, what):
-                raise DataError(
-                    f"{file.path}: {what} {getattr(file, what)}, but {first.path} has {getattr(first, what)}; files of "
-                    "one index must agree."
-                )
+        differs = difference(file, first)
+        if differs is None and file.optional != first.optional:
+            differs = _columns(file), _columns(first)
+        if differs is not None:
+            raise DataError(
+                f"{file.path}: has {differs[0]}, but {first.path} has {differs[1]}; files of one index must agree: "
+                "convert them in one go."
+            )
     samples = max(sum(file.samples for file in files), 1)
     return tuple(replace(f, mean_ids=sum(file.n_ids[f.name] for file in files) / samples) for f in first.features)

@@ -1,7 +1,7 @@
 """Holds data set files, whole, to the schema, to what their values may be, and to the checksums that they carry.
 
 Reads every value once, in bounded memory, and goes on after a problem: all that is wrong is listed, one line a column.
-Knows nothing of order or batches.
+A vocabulary that a preparation left beside them is checked as what it is. Knows nothing of order or batches.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hpcrec.data import checks, checksum, layout
+from hpcrec.data import checks, checksum, layout, vocabulary
 from hpcrec.data.hdf5 import File
 from hpcrec.data.index import open_files
 from hpcrec.data.reader import DataSet
@@ -30,6 +30,8 @@ class Verdict:
         Each names file and dataset; empty where all is well.
     samples, columns, unchecked : int
         Samples, datasets, and how many of these have no checksum; 0 for an index file, or one that cannot be opened.
+    values : int, optional
+        Of a vocabulary, of all its features, each of which is a dataset; None of all other files.
     """
 
     path: Path
@@ -37,10 +39,13 @@ class Verdict:
     samples: int = 0
     columns: int = 0
     unchecked: int = 0
+    values: int | None = None
 
 
 def verify(paths: Sequence[Path]) -> Iterator[Verdict]:
     """A verdict on each file: data set files, those of index files, and those of folders (not of folders in them).
+
+    A file named ``vocabulary.h5`` is a preparation's, and held to what that writes.
 
     Raises
     ------
@@ -68,6 +73,10 @@ def _verify(path: Path, seen: set[Path]) -> Iterator[Verdict]:
         return
     seen.add(path.resolve())
     try:
+        if path.name == layout.VOCABULARY:
+            found = vocabulary.check(path)
+            yield Verdict(path, (), columns=found.features, unchecked=found.unchecked, values=found.values)
+            return
         files, _ = open_files(path)
         if path.name.endswith(layout.INDEX_SUFFIX):
             DataSet(path).close()  # the files fit each other

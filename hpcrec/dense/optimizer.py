@@ -48,12 +48,12 @@ def build_optimizer(
     """
     found = [known for known in optimizer_names() if known.lower() == name.lower()]
     if not found:
-        raise ConfigError(f"dense.optimizer is {name!r}. Allowed: {', '.join(optimizer_names())}.")
+        raise ConfigError(f"dense.optimizer.name is {name!r}. Allowed: {', '.join(optimizer_names())}.")
     kind = getattr(torch.optim, found[0])
     allowed = [option for option in inspect.signature(kind).parameters if option not in ("params", "lr")]
     unknown = sorted(set(options) - set(allowed))
     if unknown:
-        raise ConfigError(f"dense.options: {found[0]} has no {unknown[0]!r}. Allowed: {', '.join(allowed)}.")
+        raise ConfigError(f"dense.optimizer.options: {found[0]} has no {unknown[0]!r}. Allowed: {', '.join(allowed)}.")
     trained = [p for _, p in named_parameters if p.requires_grad]
     try:
         return kind(
@@ -61,7 +61,7 @@ def build_optimizer(
         )
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"dense.optimizer {found[0]} refuses lr = {lr}, options = {dict(options)}: {error}"
+            f"dense.optimizer: {found[0]} refuses lr = {lr}, options = {dict(options)}: {error}"
         ) from error
 
 
@@ -101,7 +101,7 @@ def load_optimizer_state(
         if held and set(held) != expected:
             raise CheckpointError(
                 f"dense optimizer state of {name!r} is {sorted(held)}, but {type(optimizer).__name__} keeps "
-                f"{sorted(expected)}. Set dense.optimizer and dense.options to those of the checkpoint."
+                f"{sorted(expected)}. Set dense.optimizer.name and its options to those of the checkpoint."
             )
         if held:
             optimizer.state[parameter] = {

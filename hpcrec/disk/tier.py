@@ -583,7 +583,7 @@ def _rising(block: int, columns: list[Bytes], rows: Ints, at: Ints | None) -> tu
 
 def _check(settings: Settings) -> None:
     if not 1.1 < settings.spare <= 100:
-        raise ConfigError(f"store.spare is {settings.spare}; allowed are more than 1.1 to 100 times the rows")
+        raise ConfigError(f"spare is {settings.spare}; allowed are more than 1.1 to 100 times the rows")
     for name in ("segment_bytes", "piece_bytes"):
         value = getattr(settings, name)
         if value is not None and not 4096 <= value <= 1 << 30:

@@ -134,10 +134,19 @@ class Reader:
             shown = block.text[line_begin[row] : line_begin[row + 1] - 1].tobytes().decode(errors="replace")
             found = f"{columns[row]} columns" if columns[row] >= 0 else "a quote that is not closed"
             wrong[row] = f"found {found} in {shown[:80]!r}; allowed is {len(self._names)}"
+            if self._has_them_in_quotes(block.text[line_begin[row] : line_begin[row + 1]]):
+                wrong[row] += ", which it has with quotes = true in the map"
         cells: dict[str, Cells] = {name: TextCells(block.text, begin[i], end[i]) for i, name in enumerate(self._used)}
         return Block(
             block.span, block.n, block.first, cells, block.offset + line_begin[:-1].astype(np.int64), wrong, block
         )
+
+    def _has_them_in_quotes(self, line: text.Bytes) -> bool:
+        """Whether a line that has not the columns would have them if quotes enclosed values."""
+        if self.table.quotes or not (line == ord('"')).any():
+            return False
+        cut = text.cut_lines(line, delimiter=self.table.delimiter, quote='"', wanted=self._at, n_lines=1)
+        return int(cut[-1][0]) == len(self._names)
 
     def _parquet(self, span: Span, digest: Digest) -> Iterator[Block]:
         first = 0
@@ -158,8 +167,11 @@ class Reader:
     def _take_header(self, path: Path, kind: str) -> None:
         line = lines.first_line(path, kind)
         names = tuple(line.split(self.table.delimiter))
+        quoted = tuple(next(csv.reader([line], delimiter=self.table.delimiter), ()))
         if self.table.quotes:
-            names = tuple(next(csv.reader([line], delimiter=self.table.delimiter), ()))
+            names = quoted
+        elif not set(self.table.used) <= set(names) and set(self.table.used) <= set(quoted):
+            raise ConfigError(f"{path}, line 1: names are in quotes in {line[:80]!r}. Set quotes = true in the map.")
         if self._header_of is None:
             self._names, self._header_of = names, path
             if len(set(names)) != len(names):

@@ -37,8 +37,8 @@ class Parts:
     Attributes
     ----------
     samples : dict of str to int
-    positives : dict of str to float
-        Sum of the labels, their mean where there are several.
+    label_sums : dict of str to list of float
+        Sum of each label.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Parts:
         self._waiting: dict[str, list[Columns]] = {name: [] for name in paths}
         self._writers: dict[str, Writer] = {}
         self.samples = dict.fromkeys(paths, 0)
-        self.positives = dict.fromkeys(paths, 0.0)
+        self.label_sums = {name: [0.0] * n_labels for name in paths}
 
     def append(self, block: Columns, part_S: Ints) -> None:
         """Add samples; each goes to its part (0 train, 1 validation, 2 test; others to none)."""
@@ -77,7 +77,8 @@ class Parts:
                 continue
             chosen = block if len(rows) == block.samples else take(block, rows)
             self.samples[name] += len(rows)
-            self.positives[name] += float(chosen.label.sum(dtype=np.float64)) / chosen.label.size * len(rows)
+            sums = np.atleast_1d(chosen.label.sum(axis=0, dtype=np.float64)).tolist()
+            self.label_sums[name] = [so_far + more for so_far, more in zip(self.label_sums[name], sums, strict=True)]
             waiting.append(chosen)
             n_bytes = sum(part.n_bytes for part in waiting)
             if sum(part.samples for part in waiting) >= _WAITING_SAMPLES or n_bytes >= _WAITING_BYTES:
@@ -167,11 +168,11 @@ class SplitWriter:
 
     def summary(self) -> Summary:
         """What was written so far."""
-        samples, positives = self._parts.samples, self._parts.positives
+        samples, sums = self._parts.samples, self._parts.label_sums
         return Summary(
             files={name: str(path) for name, path in self.paths.items()},
             samples=dict(samples),
-            label_rate={name: positives[name] / max(samples[name], 1) for name in samples},
+            label_rate={name: sums[name][0] / max(samples[name], 1) for name in samples},
             cardinalities={feature.name: feature.cardinality for feature in self.features},
         )
 

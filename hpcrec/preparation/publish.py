@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hpcrec.again import is_there, read_numbers
-from hpcrec.data import files, layout
+from hpcrec.data import checksum, files, layout
 from hpcrec.data.hdf5_out import Output
 from hpcrec.errors import DataError
 from hpcrec.preparation import rejects
@@ -30,6 +30,8 @@ def are_there(journal: Journal) -> Callable[[Record], bool]:
     """Whether the files of a written piece are still there, at their size."""
 
     def check(record: Record) -> bool:
+        if "label_sums" not in record:  # of a release that did not note them
+            return False
         for part, (name, size) in record["files"].items():
             places = (journal.pieces / name, journal.work / name, journal.folder / f"{part}.h5")
             if not any(path.is_file() and path.stat().st_size == size for path in places):
@@ -58,13 +60,16 @@ def publish(
             journal.clear()
             raise no_sample(str(job.out / name), name, job.split, lines)
     ending = ".h5" if len(records) == 1 else layout.INDEX_SUFFIX
-    others = [*(["rejects.tsv"] if bad else []), *(["vocabulary.h5"] if job.table.counted else [])]
+    others = [*(["rejects.tsv"] if bad else []), *([layout.VOCABULARY] if job.table.counted else [])]
     journal.intend([*(f"{name}{ending}" for name in job.split.names), *others])
+    labels = job.table.labels
+    rates = {part: [total / samples[part] for total in _label_sums(records, part)] for part in job.split.names}
     written = [_join(job, journal, name, records) for name in job.split.names]
     result: Record = {
         "files": {name: path.name for name, path in zip(job.split.names, written, strict=True)},
         "samples": samples,
-        "label_rate": {n: sum(r["positives"][n] for r in records) / samples[n] for n in job.split.names},
+        "label_rate": {part: float(np.mean(rates[part])) for part in job.split.names},
+        "label_rates": {p: dict(zip(labels, rates[p], strict=True)) for p in job.split.names if len(labels) > 1},
         "cardinalities": {feature.name: feature.cardinality for feature in features},
         "rejected": bad,
     }
@@ -88,9 +93,15 @@ def summary(folder: Path, result: Record) -> Summary:
         files={part: str(folder / name) for part, name in result["files"].items()},
         samples=result["samples"],
         label_rate=result["label_rate"],
+        label_rates=result.get("label_rates", {}),  # of a conversion of before, nothing
         cardinalities=result["cardinalities"],
         rejected=result["rejected"],
     )
+
+
+def _label_sums(records: Sequence[Record], part: str) -> list[float]:
+    """Of each label over all pieces, in their order."""
+    return [sum(of_label) for of_label in zip(*(record["label_sums"][part] for record in records), strict=True)]
 
 
 def _join(job: Job, journal: Journal, part: str, records: Sequence[Record]) -> Path:
@@ -110,18 +121,21 @@ def _join(job: Job, journal: Journal, part: str, records: Sequence[Record]) -> P
 
 def _write_vocabularies(job: Job, journal: Journal) -> Path:
     """The values of each vocabulary, by id."""
-    target = job.out / "vocabulary.h5"
+    target = job.out / layout.VOCABULARY
     temporary = files.temporary_beside(target)
     try:
-        with Output(temporary, target) as out:
+        with Output(temporary, target, layout.FILE_FORMAT) as out:
             for number, name in enumerate(job.table.counted):
                 path = journal.work / f"vocabulary-{number}.values"
                 dtype = _type_of(job.table.sparse[name])
                 data = out.file.create_dataset(name, (path.stat().st_size // 8,), dtype)
+                crc = 0
                 for start in range(0, len(data), _SLICE):
                     values = read_numbers(path, np.uint64, _SLICE, offset=8 * start)
                     data[start : start + len(values)] = values.view(np.int64 if dtype == np.int64 else np.uint64)
+                    crc = checksum.update(crc, values.astype(dtype), dtype)
                     out.check()
+                data.attrs[layout.CHECKSUM_ATTRIBUTE] = np.uint32(crc)
         files.publish(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)

@@ -90,7 +90,9 @@ class Summary:
     Attributes
     ----------
     files, samples, label_rate : dict
-        By part.
+        By part; the rate is the mean of those of several labels.
+    label_rates : dict of str to dict of str to float
+        Of several labels the rate of each, by part and name; empty where there is one.
     cardinalities : dict of str to int
         By feature.
     attainable_auc : dict of str to float
@@ -102,6 +104,7 @@ class Summary:
     files: dict[str, str] = field(default_factory=dict)
     samples: dict[str, int] = field(default_factory=dict)
     label_rate: dict[str, float] = field(default_factory=dict)
+    label_rates: dict[str, dict[str, float]] = field(default_factory=dict)
     cardinalities: dict[str, int] = field(default_factory=dict)
     attainable_auc: dict[str, float] = field(default_factory=dict)
     rejected: int = 0

@@ -186,6 +186,7 @@ class _Conversion:
         """Write the samples of a piece."""
         base = self.journal.pieces if len(self.plan) > 1 else self.journal.work
         maker, spec = self._maker, self.job.table
+        names = {layout.LABELS_ATTRIBUTE: list(spec.labels)} if len(spec.labels) > 1 else {}
         parts = Parts(
             {name: base / f"{name}-{_name(piece)}.h5" for name in self.job.split.names},
             maker.features,
@@ -195,7 +196,7 @@ class _Conversion:
             jagged=spec.jagged,
             optional=spec.optional,
             compression=self.job.compression,
-            attributes={layout.CONVENTIONS_ATTRIBUTE: self.job.conventions or maker.conventions()},
+            attributes={layout.CONVENTIONS_ATTRIBUTE: self.job.conventions or maker.conventions(), **names},
         )
         meter = _Meter(self._bar)
         rejects = Rejects(self.journal.work / f"rejects-{_name(piece)}.tsv", self.job.max_bad)
@@ -212,7 +213,7 @@ class _Conversion:
         return {
             "files": found,
             "samples": parts.samples,
-            "positives": parts.positives,
+            "label_sums": parts.label_sums,
             "lines": lines,
             "rows": n,
             "bad": rejects.n,

@@ -5,13 +5,14 @@ mean (``hpcrec.config``).
 """
 
 from hpcrec.toml.check import check, source_of
-from hpcrec.toml.parse import override, read, split
+from hpcrec.toml.parse import Unset, override, read, split
 from hpcrec.toml.reference import reference
 from hpcrec.toml.schema import Keys, leaves
 from hpcrec.toml.write import dotted, dump, plain, shown
 
 __all__ = [
     "Keys",
+    "Unset",
     "check",
     "dotted",
     "dump",

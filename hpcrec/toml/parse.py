@@ -8,7 +8,11 @@ from typing import Any
 from hpcrec.again import read_again
 from hpcrec.errors import ConfigError, UnreadableError
 from hpcrec.toml.schema import Keys
-from hpcrec.toml.write import dotted, shown
+from hpcrec.toml.write import dotted, shown, spelled
+
+
+class Unset(str):
+    """Among overrides, a dotted key that is taken out of the file, so that its default holds."""
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -38,16 +42,18 @@ def read(path: Path) -> dict[str, Any]:
 def override(mapping: Mapping[str, Any], texts: Sequence[str]) -> tuple[dict[str, Any], dict[Keys, str]]:
     """A copy of ``mapping`` with each ``a.b=value`` put in, and which text gave each key.
 
-    A value is TOML where it parses as such, else the text itself.
+    A value is TOML where it parses as such, else the text itself. Each ``Unset`` is first taken out, with all below it.
 
     Raises
     ------
     ConfigError
-        A text without ``=``, a key that is not one, or a key below something that is not a table.
+        A text without ``=``, a key that is not one, or a key below something that is not a table; one that is to be
+        taken out and is not there, or is set as well.
     """
     result = _copied(mapping)
+    removed = {_take_out(result, text): text for text in texts if isinstance(text, Unset)}
     sources: dict[Keys, str] = {}
-    for text in texts:
+    for text in (text for text in texts if not isinstance(text, Unset)):
         source = "--set " + text.replace("\n", "\\n")  # a message is one line
         keys, value = _parse_override(text, source)
         inner = result
@@ -58,9 +64,34 @@ def override(mapping: Mapping[str, Any], texts: Sequence[str]) -> tuple[dict[str
                     f"{source}: {dotted(keys[:depth])} is {shown(inner)}, which has no keys below it. "
                     f"Set {dotted(keys[:depth])} itself."
                 )
+        if keys in removed:
+            raise ConfigError(f"{source}: --unset {removed[keys]} takes the same key out. Leave one of them out.")
         inner[keys[-1]] = value
         sources[keys] = source
     return result, sources
+
+
+def _take_out(mapping: dict[str, Any], key: Unset) -> Keys:
+    """Removes what is there by a dotted key; the key's parts."""
+    source = "--unset " + key.replace("\n", "\\n")  # a message is one line
+    try:
+        keys = split(key.strip())
+    except ValueError as error:
+        wanted = "Write it as section.key, for example --unset train.steps."
+        raise ConfigError(f"{source}: {str(key)!r} is not a key. {wanted}") from error
+    inner: Any = mapping
+    for depth, name in enumerate(keys):
+        if not isinstance(inner, dict) or name not in inner:
+            known = ", ".join(spelled(one) for one in inner) if isinstance(inner, dict) and inner else "nothing"
+            where = f"in [{dotted(keys[:depth])}]" if depth else "as sections"
+            raise ConfigError(
+                f"{source}: {dotted(keys[: depth + 1])} is not set, so there is nothing to take out. Set {where}: "
+                f"{known}. Leave it out, or name one of these."
+            )
+        if depth < len(keys) - 1:
+            inner = inner[name]
+    del inner[keys[-1]]
+    return keys
 
 
 def _parse_override(text: str, source: str) -> tuple[Keys, Any]:

@@ -30,6 +30,7 @@ from hpcrec.training import attempts
 from hpcrec.training.claim import Claim
 from hpcrec.training.compression import evaluated_otherwise
 from hpcrec.training.lines import Lines
+from hpcrec.training.metrics import flat
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime
@@ -267,7 +268,7 @@ class Loop:
         self._judged_at = session.step
         self._saved_at = -1  # a checkpoint of this step does not know of the evaluation
         progress.evaluations.append({"step": session.step, **found})
-        self._telemetry.log(session.step, {f"validation_{k}": v for k, v in found.items()})
+        self._telemetry.log(session.step, {f"validation_{k}": v for k, v in flat(found).items()})
         metric, stop = train.best_metric, train.early_stop
         value = found.get(metric)
         if value is None or not math.isfinite(_mean(value)):

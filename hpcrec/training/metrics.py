@@ -8,7 +8,7 @@ where a tie counts half.
 Sums are float64. Knows neither models, nor MPI beyond the collectives handed in, nor torch.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -112,6 +112,21 @@ def auc(logits: Floats, labels: Floats, weights: Floats | None = None, comm: Red
     if positives == 0.0 or negatives == 0.0:
         return None
     return min(1.0, pairs / (positives * negatives))
+
+
+def named_by_label(found: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """What ``evaluate`` gave, with ``by_label``, the metrics of each label by its name, in place of ``per_label``."""
+    named = {name: value for name, value in found.items() if name != "per_label"}
+    if "per_label" in found:
+        lists = found["per_label"]
+        named["by_label"] = {label: {name: of[i] for name, of in lists.items()} for i, label in enumerate(names)}
+    return named
+
+
+def flat(found: Mapping[str, Any]) -> dict[str, Any]:
+    """The same as numbers alone: those of each label as ``<label>_<metric>``."""
+    by_label = {f"{label}_{name}": v for label, of in found.get("by_label", {}).items() for name, v in of.items()}
+    return {**by_label, **{name: value for name, value in found.items() if name != "by_label"}}
 
 
 class RunningMetrics:

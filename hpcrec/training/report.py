@@ -109,7 +109,9 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         rows.append(("attempts", f"{tries['number']}, {_duration(tries['total_s'])} in all; {lost} of them lost"))
     found = dict(summary["eval"])
     rows += [("evaluated", f"step {found.pop('step'):,}")] if "step" in found else []
+    by_label = found.pop("by_label", {})
     rows += [(name, _number(value)) for name, value in found.items() if value is not None]
+    rows += [(f"label {label}", _metrics(of)) for label, of in by_label.items()]
     throughput = summary["throughput"]
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]
@@ -194,6 +196,11 @@ def _number(value: float | Sequence[float | None]) -> str:
     if isinstance(value, Sequence):
         return ", ".join("none" if one is None else f"{one:.6g}" for one in value)
     return f"{value:.6g}"
+
+
+def _metrics(found: Mapping[str, float | None]) -> str:
+    """Those of a label, on one line; none is one that its samples do not define."""
+    return ", ".join(f"{name} {'none' if value is None else _number(value)}" for name, value in found.items())
 
 
 def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -327,6 +334,7 @@ def line_chart(name: str, points: Mapping[str, Sequence[tuple[int, float]]]) -> 
     for step, anchor in zip(x_range, ("start", "end"), strict=True):
         x, _ = place(step, y_range[0])
         parts.append(f'<text x="{x:.1f}" y="{base + 16}" text-anchor="{anchor}">step {step:,}</text>')
+    apart = max(110, 7 * max(map(len, points)) + 14)  # pixels between the middles of two names
     for i, (key, values) in enumerate(points.items()):
         color = _COLORS[i % len(_COLORS)]
         places = [place(*point) for point in values]
@@ -334,7 +342,7 @@ def line_chart(name: str, points: Mapping[str, Sequence[tuple[int, float]]]) -> 
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
         if len(places) <= _DOTS:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{color}"/>' for x, y in places]
-        x = (_LEFT + _WIDTH) / 2 + (i - (len(points) - 1) / 2) * 110
+        x = (_LEFT + _WIDTH) / 2 + (i - (len(points) - 1) / 2) * apart
         parts.append(
             f'<text x="{x:.0f}" y="{base + 30}" text-anchor="middle" style="fill:{color}">{html.escape(key)}</text>'
         )

@@ -22,6 +22,7 @@ from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.policy.pipeline import Inputs, Ticket
 from hpcrec.training.evaluation import Predicted, logits_of, models_of_groups
 from hpcrec.training.groups import begin, distillation, group_weight, refuse_without_logits
+from hpcrec.training.metrics import named_by_label
 from hpcrec.training.nonfinite import Guard, describe, nonfinite_gradients, zero_nonfinite
 from hpcrec.training.parts import Parts, Samples, Split
 from hpcrec.training.tickets import reading_tickets, training_tickets
@@ -232,7 +233,10 @@ class Session:
     # Evaluation.
 
     def evaluate(self, split: str, max_batches: int | None = None) -> dict[str, Any]:
-        """AUC, log-loss, normalized entropy and calibration over a split; collective, same result on every rank."""
+        """AUC, log-loss, normalized entropy and calibration over a split; collective, same result on every rank.
+
+        Of several labels they are means, and ``by_label`` has those of each label by its name.
+        """
         found = self._evaluate(split, max_batches, stoppable=False)
         assert found is not None
         return found
@@ -245,7 +249,9 @@ class Session:
         seen = Predicted()
         for _, batch, outs in self._outputs(split, max_batches, stoppable=stoppable):
             seen.add(batch, outs)
-        return None if stoppable and self.stopped else seen.metrics(self.parts.world)
+        if stoppable and self.stopped:
+            return None
+        return named_by_label(seen.metrics(self.parts.world), self._split(split).dataset.label_names)
 
     def outputs(
         self, split: str, max_batches: int | None = None, *, stoppable: bool = False

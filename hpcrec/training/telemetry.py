@@ -54,6 +54,7 @@ SUMMARY_KEYS: dict[str, Any] = {
             "masked_logloss",
             "unmasked_auc",
             "unmasked_logloss",
+            "by_label",
         )
     ),
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
@@ -76,7 +77,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "versions": None,
 }
 # only where there was an evaluation, where the data set knows it, where dense ranks are in groups, where vectors are
-# thresholded
+# thresholded, where there are several labels
 _OPTIONAL = (
     "attempts",
     "eval.step",
@@ -87,6 +88,7 @@ _OPTIONAL = (
     "eval.masked_logloss",
     "eval.unmasked_auc",
     "eval.unmasked_logloss",
+    "eval.by_label",
 )
 _FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")

@@ -24,8 +24,8 @@ def refuse_strays(parts: Parts) -> None:
         if parts.slices.wholes[name].grad is not None:
             raise HpcrecError(
                 f"the loss depends on parameter {name!r} itself, not just on its operator's result, but it is trained "
-                "where the rows are. Leave it out of the loss, use dense.options.weight_decay, or set exchange.form "
-                'to "pooled" or "rows", with which all dense parameters are trained on dense ranks.'
+                "where the rows are. Leave it out of the loss, use dense.optimizer.options.weight_decay, or set "
+                'exchange.form to "pooled" or "rows", with which all dense parameters are trained on dense ranks.'
             )
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from hpcrec.cli import main as cli
+from hpcrec.cli.options import words_of
+from hpcrec.config import Unset
 from hpcrec.errors import CheckpointError, ConfigError, HpcrecError
 from hpcrec.launcher import mpirun as launch
 
@@ -69,6 +71,29 @@ def test_train_hands_over_the_configuration_and_the_exit_code(config, commands):
     assert given.data.train == "train.h5"
 
 
+def test_an_error_in_one_process_is_our_line_and_our_exit_code_alone(config):
+    done = subprocess_of("train", str(config))
+    assert done.returncode == 1
+    said = f"{Path('train.h5').absolute()}: no such file; write it by `hpcrec prepare`, or change the path."
+    assert done.stderr == f"hpcrec: error: {said}\n"
+    done = subprocess_of("train", str(config), "--set", "train.steps=ten")
+    assert done.returncode == 2
+    assert done.stderr.startswith("hpcrec: error: --set train.steps=ten: ") and done.stderr.count("\n") == 1
+
+
+def test_a_key_is_unset_before_others_are_set(config, commands, capsys):
+    config.write_text(CONFIG + "[model]\nwidth = 8\n[model.options]\ndropout = 0.1\n")
+    unset = ["--unset", "model.options.dropout", "--unset", "model.width"]
+    assert hpcrec("train", config, "--set", "train.steps=5", *unset) == 75
+    ((_, (given,), _),) = commands
+    assert (given.model.options, given.model.width, given.train.steps) == ({}, 16, 5)
+    assert hpcrec("config", "show", config, *unset) == 0
+    assert "dropout" not in capsys.readouterr().out
+    assert hpcrec("config", "show", config, "--unset", "train.steps") == 2
+    assert "--unset train.steps: train is not set" in capsys.readouterr().err
+    assert words_of((Unset("model.width"), "train.steps=5")) == ("--unset", "model.width", "--set", "train.steps=5")
+
+
 def test_evaluate_takes_a_run_folder_or_a_file(config, run_folder, commands, capsys):
     for where, checkpoint in [(run_folder, "best"), (config, "last")]:
         assert hpcrec("evaluate", where, "--data", config, "--checkpoint", checkpoint) == 0
@@ -124,10 +149,7 @@ def test_only_the_first_rank_prints(run_folder, commands, capsys, monkeypatch):
     assert capsys.readouterr().out == "" and len(commands) == 1
 
 
-def test_config_check_show_and_reference(config, capsys, tmp_path):
-    assert hpcrec("config", "check", config) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[0] == f"{config}: valid" and "data.train (train.h5) is not here" in out[1] and len(out) == 2
+def test_config_show_and_reference(config, capsys, tmp_path):
     assert hpcrec("config", "show", config, "--set", "train.steps=5") == 0
     shown = capsys.readouterr().out
     assert "steps = 5" in shown and "batch_size = 2048" in shown

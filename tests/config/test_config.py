@@ -17,6 +17,7 @@ from hpcrec.config import keys as config_module
 from hpcrec.errors import ConfigError, UnreadableError
 from hpcrec.models import make_options
 from hpcrec.systems import baseline, codistillation, dct, des, dmt, het, mtrains
+from hpcrec.toml import Unset
 from hpcrec.toml.reference import field_docs
 from hpcrec.training.schedule import Schedule
 from hpcrec.types import OptimizerSpec
@@ -373,6 +374,28 @@ def test_a_wrong_override_is_named_instead_of_the_file(tmp_path):
     assert "'=5' " not in refusal(tmp_path, SMALLEST, "=5")
     assert "data.train is " in refusal(tmp_path, SMALLEST, "data.train.x=5")
     assert 'model.width is "1\\nx = 2"' in refusal(tmp_path, SMALLEST, "model.width=1\nx = 2")
+
+
+def test_a_key_that_is_unset_has_its_default(tmp_path):
+    text = SMALLEST + '[model]\nname = "lr"\n[model.options]\nx = 1\ny = 2\n'
+    config = load(tmp_path, text, Unset("model.options.x"), Unset("model.name"))
+    assert config.model.options == {"y": 2} and config.model.name == "dlrm"
+    config = load(tmp_path, text, "model.options.z=3", Unset("model.options"))
+    assert config.model.options == {"z": 3}, "first taken out, then set"
+    assert load(tmp_path, text, "model.options.x=").model.options["x"] == "", "an empty text is a value"
+
+
+def test_what_cannot_be_unset_is_named(tmp_path):
+    text = SMALLEST + "[train]\nsteps = 5\n"
+    said = refusal(tmp_path, text, Unset("train.stps"))
+    assert said.startswith("--unset train.stps: train.stps is not set") and "Set in [train]: steps." in said
+    assert "trian is not set" in refusal(tmp_path, text, Unset("trian.steps"))
+    assert "train.steps.x is not set" in refusal(tmp_path, text, Unset("train.steps.x"))
+    assert "'a b' is not a key" in refusal(tmp_path, text, Unset("a b"))
+    assert "--unset train.steps takes the same key out" in refusal(
+        tmp_path, text, Unset("train.steps"), "train.steps=6"
+    )
+    assert "run.folder is missing" in refusal(tmp_path, text, Unset("run.folder"))
 
 
 # ---- round trip ------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_every_allowed_name_can_be_built():
 
 def test_errors_say_what_is_allowed():
     parameters = list(model().named_parameters())
-    with pytest.raises(ConfigError, match=r"dense.optimizer is 'Sgdd'. Allowed: .*SGD"):
+    with pytest.raises(ConfigError, match=r"dense.optimizer.name is 'Sgdd'. Allowed: .*SGD"):
         build_optimizer("Sgdd", parameters, 0.1, {})
     with pytest.raises(ConfigError, match=r"Adam has no 'momentum'. Allowed: betas, eps"):
         build_optimizer("Adam", parameters, 0.1, {"momentum": 0.9})

@@ -205,8 +205,8 @@ def test_an_option_with_which_a_requeued_job_would_not_go_on_is_refused(allocati
     assert (ended.code, ended.again) == (2, False)
     assert ended.said == (
         "Error: No such option: --resume\n"
-        "job 7: not run, as hpcrec says above. Behind CONFIG.toml only --set is taken: with --resume a requeued job "
-        "would not go on where it was stopped.\n"
+        "job 7: not run, as hpcrec says above. Behind CONFIG.toml only --set and --unset are taken: with --resume a "
+        "requeued job would not go on where it was stopped.\n"
     )
     assert [command.split()[0] for command in ended.commands] == ["config"]
 

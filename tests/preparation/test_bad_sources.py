@@ -74,6 +74,21 @@ def test_a_bad_line_stops_the_conversion_or_is_left_out(tmp_path: Path, line: st
         assert data.samples == 3 and data.read(0, 3).sparse["b"].offsets.tolist() == [0, 2, 4, 6]
 
 
+def test_a_line_that_quotes_would_make_right_says_so(tmp_path: Path) -> None:
+    """A quoted comma, where quotes are taken for text; not where quotes would not help, or are no quotes of values."""
+    for line, helps in (
+        ('1,1,1,1,"0,5",2,3,4|5,ff', True),
+        (GOOD + ',"1"', False),
+        ('1,"1",1,1,0,5,2,3,4|5,ff', False),
+    ):
+        with pytest.raises(DataError, match=r"found 10 columns in .*; allowed is 9") as refused:
+            table(tmp_path, [GOOD, line])
+        assert (", which it has with quotes = true in the map." in str(refused.value)) == helps
+    path = write_text(tmp_path / "t.csv", [",".join(f'"{name}"' for name in HEADER.split(",")), GOOD])
+    with pytest.raises(ConfigError, match=r"t\.csv, line 1: names are in quotes in .* Set quotes = true in the map"):
+        prepare_table([path], tmp_path / "out", tmp_path / "map.toml", split=ALL)
+
+
 @pytest.mark.parametrize("piece_bytes", [5000, 1 << 20])
 def test_lines_are_numbered_in_the_whole_file(tmp_path: Path, piece_bytes: int) -> None:
     """Rejects are the same however the source is cut; so is the line of the first error."""

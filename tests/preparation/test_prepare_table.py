@@ -4,6 +4,7 @@ import gzip
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import h5py
@@ -13,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from hpcrec.data import hashing
+from hpcrec.data import vocabulary as vocabulary_file
+from hpcrec.data.verify import verify
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.preparation import vocabulary
 from hpcrec.preparation.convert import prepare_table
@@ -98,6 +101,7 @@ def test_values(tmp_path: Path, ending: str) -> None:
     path, table = write(tmp_path, ending=ending)
     summary = prepare_table([path], tmp_path / "out", table, split=ALL)
     assert summary.samples == {"train": 5} and summary.label_rate["train"] == pytest.approx(0.4)
+    assert summary.label_rates == {"train": {"click": pytest.approx(0.4), "bought": pytest.approx(0.4)}}
     assert summary.cardinalities == {"user": 100, "site": 1000, "shown": 4, "tags": 50, "level": 512}
     found = read(tmp_path / "out")
     np.testing.assert_array_equal(found.label, [[1, 0], [0, 0], [0, 1], [1, 1], [0, 0]])
@@ -116,8 +120,47 @@ def test_values(tmp_path: Path, ending: str) -> None:
     assert ids["tags"] == [hashed(tag, 3, 50) for tag in "xyyxzz"]
     assert found.sparse["tags"].offsets.tolist() == [0, 2, 2, 3, 4, 6]
     assert ids["level"] == [2 + 5, 0, 1, 4, 2 + 47]
+    with DataSet(tmp_path / "out" / "train.h5") as data:
+        assert data.label_names == ("click", "bought")
     with h5py.File(tmp_path / "out" / "vocabulary.h5") as file:
         assert file["shown"][:].tolist() == [word(first), word(second)] and file["shown"].dtype == np.uint64
+
+
+def test_what_a_preparation_leaves_is_verified_as_what_it_is(tmp_path: Path) -> None:
+    path, table = write(tmp_path)
+    prepare_table([path], tmp_path / "out", table, split=ALL)
+    verdicts = {verdict.path.name: verdict for verdict in verify([tmp_path / "out"])}
+    assert set(verdicts) == {"train.h5", "vocabulary.h5"} and not any(v.problems for v in verdicts.values())
+    found = verdicts["vocabulary.h5"]
+    assert (found.columns, found.values, found.unchecked) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("damage", "wanted"),
+    [
+        (lambda file: file["shown"].__setitem__(1, 7), "/shown: checksum"),
+        (lambda file: file.__delitem__("shown"), "has no feature"),
+        (lambda file: file.create_dataset("a/b", data=[0.5]), "/a/b: float64 with 1 dimensions"),
+    ],
+)
+def test_a_damaged_vocabulary_is_named(tmp_path: Path, damage: Callable[[h5py.File], None], wanted: str) -> None:
+    path, table = write(tmp_path)
+    prepare_table([path], tmp_path / "out", table, split=ALL)
+    damaged = tmp_path / "out" / "vocabulary.h5"
+    with h5py.File(damaged, "r+") as file:
+        damage(file)
+    (verdict,) = verify([damaged])
+    assert str(damaged) in verdict.problems[0] and wanted in verdict.problems[0]
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    (verdict,) = verify([damaged])
+    assert f"{damaged}: not a readable HDF5 file" in verdict.problems[0]
+
+
+def test_a_vocabulary_of_before_checksums_is_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "vocabulary.h5", "w") as file:
+        file["site"] = np.arange(40000, dtype=np.uint64)
+        file["a/b"] = np.arange(3, dtype=np.uint32)
+    assert vocabulary_file.check(tmp_path / "vocabulary.h5") == vocabulary_file.Found(2, 40003, 2)
 
 
 def test_raw_ids_are_any_64_bits(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
 from hpcrec.errors import DataError, HpcrecError
-from hpcrec.training.metrics import RunningMetrics, auc, evaluate
+from hpcrec.training.metrics import RunningMetrics, auc, evaluate, flat, named_by_label
 
 
 @pytest.fixture
@@ -135,6 +135,11 @@ def test_several_labels_have_lists_and_a_mean_of_what_is_defined(comm):
     assert found["samples"] == 600
     column = evaluate(logits[mine, :1], labels[mine, :1], None, comm)
     assert column == single[0]
+    named = named_by_label(found, ("click", "buy", "none"))
+    assert "per_label" not in named and named["auc"] == found["auc"]
+    assert named["by_label"]["buy"] == {name: value for name, value in single[1].items() if name != "samples"}
+    assert flat(named)["buy_auc"] == single[1]["auc"] and flat(named)["none_auc"] is None
+    assert named_by_label(column, ("click",)) == flat(column) == column
 
 
 @pytest.mark.parallel([2, 4])

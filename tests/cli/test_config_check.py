@@ -1,0 +1,85 @@
+"""``hpcrec config check``: one verdict, the last line, of all that can be known before ranks are started."""
+
+from pathlib import Path
+
+import h5py
+import pytest
+
+from hpcrec.cli import main as cli
+from tests.training.runs import write_data
+
+CONFIG = """\
+[data]
+train = "{folder}/train.h5"
+validation = "{folder}/validation.h5"
+[model]
+name = "deepfm"
+width = 4
+[dense]
+reducer = "mpi"
+[run]
+folder = "{folder}/run"
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checked")
+    for name in ("train", "validation"):
+        write_data(folder / f"{name}.h5", samples=300, seed=1)
+    path = folder / "config.toml"
+    path.write_text(CONFIG.format(folder=folder))
+    return path
+
+
+def check(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["config", "check", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+def test_what_is_right_is_valid_in_the_last_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = check(capsys, config)
+    assert (code, err) == (0, "")
+    first, *_, last = out.splitlines()
+    assert first.startswith("memory a rank, with 1 rank") and last == f"{config}: valid"
+
+
+@pytest.mark.parametrize(
+    ("given", "status", "wanted"),
+    [
+        (["--set", "model.name=dlmr"], 2, "dlmr"),
+        (["--set", "model.options.dropuot=0.1"], 2, "dropuot"),
+        (["--set", 'data.features=["no_such"]'], 2, "data.features names feature 'no_such'"),
+        (["--set", "data.train=nowhere.h5"], 1, "nowhere.h5: no such file"),
+        (["--set", "data.test=nowhere.h5"], 1, "nowhere.h5: no such file"),
+        (["--set", "dense.optimizer.options.bteas=[0.9,0.99]"], 2, "dense.optimizer.options: Adam has no 'bteas'"),
+        (["--set", "dense.optimizer.options.betas=[0.9,2.0]"], 2, "dense.optimizer: Adam refuses"),
+        (["--set", "dense.optimizer.name=Sgdd"], 2, "dense.optimizer.name is 'Sgdd'"),
+        (["--set", "policy.name=ahead", "--set", "exchange.codec=fp16"], 2, "which reads a step in two parts, but"),
+        (["-n", 3, "--set", "topology.mode=split", "--set", "topology.owners=3"], 2, "topology"),
+    ],
+)
+def test_what_a_run_would_refuse_is_the_verdict(
+    config: Path, capsys: pytest.CaptureFixture[str], given: list[object], status: int, wanted: str
+) -> None:
+    code, out, err = check(capsys, config, *given)
+    assert code == status and out == "", "no verdict but the error"
+    assert err.startswith("hpcrec: error: ") and err.count("\n") == 1 and wanted in err
+
+
+def test_data_sets_that_differ_are_refused_by_the_feature(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = config.parent / "other.h5"
+    write_data(other, samples=300, seed=1)
+
+    with h5py.File(other, "r+") as file:
+        names = [name.decode() if isinstance(name, bytes) else name for name in file.attrs["feature_names"]]
+        cardinalities = file.attrs["cardinalities"]
+        was = int(cardinalities[1])
+        cardinalities[1] += 7
+        file.attrs["cardinalities"] = cardinalities
+    code, out, err = check(capsys, config, "--set", f"data.validation={other}")
+    assert (code, out) == (2, "")
+    assert f"data.validation ({other}) has feature {names[1]!r} with cardinality {was + 7}, but data.train (" in err
+    assert f") has feature {names[1]!r} with cardinality {was}. " in err
