@@ -54,7 +54,7 @@ def train(folder: Path, name: str, *settings: str) -> dict[str, Any]:
         "auc": found["auc"],
         "attainable_auc": found["attainable_auc"],
         "share": (found["auc"] - 0.5) / (found["attainable_auc"] - 0.5),
-        "hidden": 1 - phase_s["route_wait"] / phase_s["route"],
+        "hidden": 1 - (phase_s["route_wait"] + phase_s.get("evaluate/route_wait", 0.0)) / phase_s["route"],
         "samples_per_s": summary["throughput"]["samples_per_s"],
         "step_ms_p50": summary["throughput"]["step_ms"]["p50"],
     }

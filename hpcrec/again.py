@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hpcrec.clock import Waits
 from hpcrec.errors import UnreadableError
 
 T = TypeVar("T")
@@ -63,7 +64,8 @@ def read_again(path: Path, read: Callable[[], T]) -> T:
                     f"{path}: cannot be read just now ({os.strerror(number)}, {tries}). Nothing says that it is "
                     "damaged: look at its file system and server, and at who may read it."
                 ) from error
-        time.sleep(pause_s)
+        with Waits():
+            time.sleep(pause_s)
     raise AssertionError("the last try returns or raises")
 
 

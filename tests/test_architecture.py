@@ -21,31 +21,33 @@ ALLOWED = {
     "types": "",
     "errors": "",
     "units": "",
-    "again": "",
+    "clock": "",  # of each thread: whoever waits or works on a thread of its own says so there
+    "again": "clock",
     "toml": "again",
-    "comm": "",
+    "comm": "clock",
     "plan": "",
     "kernels": "_native",
-    "disk": "kernels",  # whose loader finds the native module
-    "embedding": "disk kernels plan",  # plan: what a store changes of the formula of a rank's memory
+    "disk": "clock kernels",  # whose loader finds the native module
+    "embedding": "clock disk kernels plan",  # plan: what a store changes of the formula of a rank's memory
     "operators": "kernels",
     "models": "operators kernels",  # kernels: towers' dot products, natively
     "exchange": "operators embedding comm kernels",
     "policy": "exchange comm kernels",  # comm: clocks of threads; kernels: threads of its own thread
     "dense": "comm kernels",
-    "data": "again comm kernels plan",  # plan: curves, of what is counted
+    "data": "again clock comm kernels plan",  # plan: curves, of what is counted
     "preparation": "again data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "serving": "again data kernels",
     "config": "toml policy exchange",  # policy, exchange: names, and what forms say of themselves
     "systems": "config",
-    "training": "again exchange policy dense data models embedding comm",
+    "training": "again clock exchange policy dense data models embedding comm",
     # A session's parts are saved, so it knows them; disk: rows that are links to a store's files are read from these.
-    "checkpoint": "again training dense data embedding disk comm",
+    "checkpoint": "again clock training dense data embedding disk comm",
     "checkpoint.tools": "again checkpoint dense data comm",  # checkpoints without a session
     # What in training knows checkpoints too: the loop, its lines of metrics, and what it says of thresholding.
     "training.compression": "training checkpoint dense",
     "training.lines": "training.compression training checkpoint comm",  # comm: its sums
-    "training.loop": "again config training.lines training.compression training checkpoint comm",  # comm: what it says
+    # comm: what it says
+    "training.loop": "again clock config training.lines training.compression training checkpoint comm",
     "build": "again config training.compression training checkpoint.tools checkpoint serving plan policy exchange "
     "dense data models operators embedding disk kernels comm",  # disk: its rate, and what rows take there
     # build: what a configuration needs of memory and disk

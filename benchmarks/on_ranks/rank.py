@@ -2,8 +2,9 @@
 
     hpcrec run -n 4 -- benchmarks/on_ranks/rank.py JOBS OUT
 
-JOBS is a list of objects, ``kind`` a function of this file, of ``links``, ``ways``, ``curves`` or ``timeline``, the
-rest its arguments. Knows sessions and their ledger; what is trained, and what is made of the figures, is said above.
+JOBS is a list of objects, ``kind`` a function of this file, of ``links``, ``ways``, ``curves``, ``timeline`` or
+``counting``, the rest its arguments. Knows sessions and their ledger; what is trained, and what is made of the figures,
+is said above.
 """
 
 import json
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import counting
 import curves
 import links
 import numpy as np
@@ -301,6 +303,7 @@ KINDS = {
     "levels": ways.levelled,
     "curve": curves.curve,
     "timeline": timeline.recorded,
+    "counting": counting.counting,
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import hpcrec
-from hpcrec.training import timer
+from hpcrec import clock
 
 MAIN = "main"
 
@@ -19,20 +19,20 @@ class Recorder:
 
     def __init__(self) -> None:
         self.spans: list[tuple[str, str, float, float]] = []
-        self._ends = timer._Phase.__exit__
+        self._ends = clock.Phase.__exit__
 
     def __enter__(self) -> "Recorder":
         recorder, ends = self, self._ends
 
-        def noted(phase: Any, *given: object) -> None:
+        def noted(phase: Any, *given: Any) -> None:
             ends(phase, *given)
-            recorder.spans.append((_thread(), phase.phase, phase.began_s, time.perf_counter()))
+            recorder.spans.append((_thread(), phase.name, phase.began_s, time.monotonic()))
 
-        timer._Phase.__exit__ = noted  # type: ignore[method-assign]
+        clock.Phase.__exit__ = noted  # type: ignore[method-assign]
         return self
 
     def __exit__(self, *_: object) -> None:
-        timer._Phase.__exit__ = self._ends  # type: ignore[method-assign]
+        clock.Phase.__exit__ = self._ends  # type: ignore[method-assign]
 
 
 def _thread() -> str:
@@ -52,7 +52,7 @@ def recorded(config: str, settings: Sequence[str], warmup: int, steps: int) -> A
         for step in session.steps():
             step.run()
             if warmup <= session.step <= warmup + steps:
-                ends.append(time.perf_counter())
+                ends.append(time.monotonic())
         everyone = main.allgather((ends, found.spans, session.parts.world.progress.role))
         zero_s = everyone[session.topology.dense[0]][0][0]
         spans = [

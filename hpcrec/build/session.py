@@ -88,14 +88,16 @@ def open_session(
         On all ranks together.
     """
     config = config if isinstance(config, Config) else load_config(config, overrides)
+    timer = PhaseTimer()
     try:
-        return _opened(config, deal, reading=reading)
+        with timer("set_up"):
+            return _opened(config, deal, timer, reading=reading)
     except BaseException:
         unwatch()  # a program that goes on without a session is ended by signals, as before
         raise
 
 
-def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
+def _opened(config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> Session:
     world = make_world(config)
     if (why := _why_flat(config, world)) and world.topology.rank == 0:
         warnings.warn(why, stacklevel=3)
@@ -112,7 +114,7 @@ def _opened(config: Config, deal: Deal, *, reading: bool) -> Session:
     agreed(lambda: _check_threads(config, world))
     place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
     dense = agreed(lambda: DenseSide(config, model, operators, world, place, others))
-    timer, signal = PhaseTimer(), watch()
+    signal = watch()
     (tables, _, offers), settled = _settled(config, world, splits["train"], offered, dense, timer)
     layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer, settled)
     if layout.apart:

@@ -16,6 +16,7 @@ from typing import Any
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import CheckpointWriter
 from hpcrec.checkpoint.image import Write, frozen_parts_of, parts_of
+from hpcrec.clock import Waits
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.failure import agree
 from hpcrec.embedding.store import Store
@@ -150,7 +151,7 @@ class Saver:
 
     def _write(self, writer: CheckpointWriter, writes: list[Write], aside: Aside, then: Then) -> None:
         try:
-            with aside.working("checkpoint"):
+            with self._session.parts.timer("checkpoint"), aside.working("checkpoint"):
                 problem = None
                 try:
                     _of_disk(lambda: [write(writer) for write in writes])
@@ -176,7 +177,8 @@ class Saver:
         """
         written = self._thread is not None
         if self._thread is not None:
-            self._thread.join()
+            with Waits():
+                self._thread.join()
             self._thread = None
             with contextlib.suppress(OSError):  # the thread has tried to, so the checkpoint has failed
                 self._thaw()

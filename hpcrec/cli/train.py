@@ -7,7 +7,7 @@ import contextlib
 import math
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,6 +25,7 @@ from hpcrec.checkpoint.files import ComesOn, clear, move, steps_in
 from hpcrec.comm.failure import ExitCodes, say, tell
 from hpcrec.comm.ledger import describe
 from hpcrec.comm.ranks import Ranks
+from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import (
     Config,
@@ -45,6 +46,7 @@ from hpcrec.training.loop import Loop, Outcome
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime, seconds_left, seconds_left_at_start, stop_seconds
+from hpcrec.training.times import role_of, times_of
 
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = (
@@ -86,28 +88,28 @@ def train(
         config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))
     with (
         open_session(with_copied_data(config, copies)) as session,
-        claimed(
-            run, allocation, session.parts.world.main, when_lost=partial(session.parts.signal.request, "claim lost")
-        ) as claim,
+        _claimed(session, run, allocation) as claim,
     ):
         main, root = session.parts.world.main, session.topology.rank == 0
-        resume = on_root(main, lambda: _prepare_folder(run, config, allocation, claim, main.comes_on))
-        software = {**telemetry.versions(), **mpi_versions()}
-        loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software, claim)
-        first = loop.resume()
-        _begin_attempt(session, run, began, first, allocation, claim)
-        if root and first:
-            tell(f"resumed from step {first} of {session.total_steps}")
-            for difference in loop.differences:
-                tell(f"not as before, so not bit for bit: {difference}")
-        with telemetry.Telemetry(
-            run,
-            active=root,
-            first_step=first,
-            total_steps=session.total_steps,
-            tensorboard=config.run.tensorboard,
-            progress=config.run.progress,
-        ) as told:
+        with session.parts.timer("set_up"):
+            resume = on_root(main, lambda: _prepare_folder(run, config, allocation, claim, main.comes_on))
+            software = {**telemetry.versions(), **mpi_versions()}
+            loop = Loop(session, run, config.train, replace(config.checkpoint, resume=resume), software, claim)
+            first = loop.resume()
+            _begin_attempt(session, run, began, first, allocation, claim)
+            if root and first:
+                tell(f"resumed from step {first} of {session.total_steps}")
+                for difference in loop.differences:
+                    tell(f"not as before, so not bit for bit: {difference}")
+            told = telemetry.Telemetry(
+                run,
+                active=root,
+                first_step=first,
+                total_steps=session.total_steps,
+                tensorboard=config.run.tensorboard,
+                progress=config.run.progress,
+            )
+        with told:
 
             def note(said: str) -> None:
                 """The end of a run that failed, by whichever rank knows of it; of one that has lost it, nothing."""
@@ -125,7 +127,7 @@ def train(
                     with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
                     raise
-                summary = _summary(session, outcome, told.throughput(), software)
+                summary = _summary(session, outcome, told, software)
                 held = on_root(session.parts.world.main, lambda: _is_held(claim))
         if root and held:
             summary |= {**_seen(loop), **_attempts(run)}
@@ -134,6 +136,16 @@ def train(
             _advise_on_copies(session, config, summary, first)
             tell(f"run folder: {run}")
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
+
+
+@contextlib.contextmanager
+def _claimed(session: Session, run: Path, allocation: Allocation) -> Iterator[Claim]:
+    """The claim of a run's folder, whose taking is part of the set-up; see ``claimed``."""
+    lost = partial(session.parts.signal.request, "claim lost")
+    with contextlib.ExitStack() as held:
+        with session.parts.timer("set_up"):
+            claim = held.enter_context(claimed(run, allocation, session.parts.world.main, when_lost=lost))
+        yield claim
 
 
 def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best") -> dict[str, Any]:
@@ -328,6 +340,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "dense_compression": {},
         "exchange_thresholds": {},
         "exchange": {} if chosen is None else {**chosen.found, "counted_bytes_per_step": {}},
+        "time": times_of({rank: (_role(session.topology), session.parts.timer.times())}),
         "phase_s": session.parts.timer.seconds(),
         "drains": dict(zip(("number", "s"), session.parts.pipeline.drains, strict=True)),
         "peak_rss_bytes": {str(rank): telemetry.peak_rss_bytes()},
@@ -341,14 +354,16 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
     }
 
 
-def _summary(
-    session: Session, outcome: Outcome, throughput: dict[str, Any], software: dict[str, str]
-) -> dict[str, Any]:
+def _summary(session: Session, outcome: Outcome, told: telemetry.Telemetry, software: dict[str, str]) -> dict[str, Any]:
     """``summary.json``, as design says; collective."""
-    main = session.parts.world.main
+    main, timer = session.parts.world.main, session.parts.timer
+    with timer("telemetry"):
+        throughput = told.throughput()
+    times = timer.times()  # before what is asked of other ranks
     dense = session.topology.is_dense
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
+    times_R = dict(enumerate(main.allgather((_role(session.topology), times))))
     drains_R = main.allgather(session.parts.pipeline.drains)
     owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
     chosen, messages = session.parts.chosen, session.parts.world.total_wire_messages()
@@ -371,6 +386,7 @@ def _summary(
         "dense_compression": compression(session),
         "exchange_thresholds": vectors(session),
         "exchange": {} if chosen is None else chosen.record(session.step),
+        "time": times_of(times_R),
         "phase_s": _phases(everyone),
         "drains": {"number": drains_R[0][0], "s": np.mean([drains_R[r][1] for r in session.topology.dense])},
         "peak_rss_bytes": {str(rank): rss for rank, (_, rss, _) in enumerate(everyone)},
@@ -399,8 +415,15 @@ def _copies(session: Session) -> dict[str, Any]:
     return copies_summary(session.parts.world.main.allgather((exchange.figures(), exchange.record())))
 
 
+def _role(topology: Topology) -> str:
+    return role_of(owner=topology.is_owner, dense=topology.is_dense)
+
+
 def _phases(everyone: list[tuple[dict[str, float], int, bool]]) -> dict[str, float]:
-    """Mean seconds by phase over the dense ranks; phases of ranks that only own rows under ``owner.<phase>``."""
+    """Mean seconds by phase over the dense ranks; phases of ranks that only own rows under ``owner.<phase>``.
+
+    Threads are added up, so that these overlap: shares of ``step``, the time of steps, are taken of them.
+    """
     out: dict[str, float] = {}
     for prefix, wanted in (("", True), ("owner.", False)):
         phases = [seconds for seconds, _, dense in everyone if dense == wanted]

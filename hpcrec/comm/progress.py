@@ -4,26 +4,20 @@ Written by the threads that communicate, a few attributes a collective and no lo
 the rank's board, which outlives it (``comm.board``); read by ``comm.stall``, which compares ranks. The collectives of a
 communicator come in the same order on every rank, so a count of them says who has arrived. Each thread also has a clock
 that stands still while it waits for other ranks, ``working_time``. Knows no MPI.
+
+What a thread waits here its ``clock`` counts as waiting, in whatever part of its time that is.
 """
 
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from hpcrec import clock
 from hpcrec.comm import board
 
 ASIDE = "aside"  # the lane of the thread that works on files, which is in no other one: see ``comm.aside``
 WORKING = -1  # in place of the number of the collective that is waited in
-
-
-class _Waited(threading.local):
-    """Seconds that a thread has waited: in collectives, and for other threads of its rank (``Waiting``)."""
-
-    seconds = 0.0
-
-
-_waited = _Waited()
 
 
 def working_time() -> float:
@@ -32,19 +26,21 @@ def working_time() -> float:
     Only differences mean something, as of ``time.thread_time``, from which it differs in that a wait for the core, for
     a disk or for a device counts: a rank whose core is slow or shared is slow.
     """
-    return time.monotonic() - _waited.seconds
+    return time.monotonic() - clock.here().behind_s
 
 
-class Waiting:
+class Waiting(clock.Waits):
     """A context manager: this thread waits for another one of its rank, which may wait for other ranks."""
 
     __slots__ = ("_began_s",)
 
     def __enter__(self) -> None:
+        super().__enter__()
         self._began_s = working_time()
 
-    def __exit__(self, *_: object) -> None:
-        _waited.seconds += working_time() - self._began_s
+    def __exit__(self, *_: Any) -> None:
+        self._clock.behind_s += working_time() - self._began_s
+        super().__exit__(*_)
 
 
 class Hop(NamedTuple):
@@ -88,7 +84,7 @@ class Lane:
         The thread that last said that it works.
     """
 
-    __slots__ = ("_row", "_tags", "count", "hop", "name", "ranks", "since_s", "tag", "waiting", "worker")
+    __slots__ = ("_did", "_row", "_tags", "count", "hop", "name", "ranks", "since_s", "tag", "waiting", "worker")
 
     def __init__(self, name: str, ranks: Sequence[int], row: board.Row | None = None) -> None:
         self._row: board.Row = [0.0] * 4 if row is None else row
@@ -101,6 +97,7 @@ class Lane:
         self.since_s = time.monotonic()
         self.hop: Hop | None = None
         self.worker: int | None = None
+        self._did = clock.WORKS  # what the thread that waits did before
 
     def started(self) -> int:
         """Counts a collective; returns its number, for ``waits``."""
@@ -115,6 +112,8 @@ class Lane:
         row[2] = self._tags[tag]
         self.since_s = row[3] = time.monotonic()  # before ``waiting``: a reader sees no new wait with an old time
         self.waiting = row[1] = number
+        if number > 0:
+            self._did = clock.here().turn(clock.WAITS, self.since_s)
         return self
 
     def works(self, tag: str) -> None:
@@ -139,7 +138,9 @@ class Lane:
     def __exit__(self, *_: object) -> None:
         row, now_s = self._row, time.monotonic()
         if self.waiting > 0:
-            _waited.seconds += now_s - self.since_s
+            here = clock.here()
+            here.behind_s += now_s - self.since_s
+            here.turn(self._did, now_s)
         self.waiting = row[1] = 0
         self.since_s = row[3] = now_s
 

@@ -5,6 +5,8 @@ from collections.abc import Generator
 from queue import SimpleQueue
 from typing import Generic, Self, TypeVar
 
+from hpcrec.clock import Phase, Waits
+
 T = TypeVar("T")
 
 
@@ -46,7 +48,8 @@ class Prefetch(Generic[T]):
 
     def __next__(self) -> T:
         if self._ended is None:
-            item = self._queue.get()
+            with Waits():
+                item = self._queue.get()
             if not isinstance(item, _End):
                 self._tokens.release()
                 return item
@@ -75,11 +78,13 @@ def _produce(
     end = _End()
     try:
         while True:
-            tokens.acquire()
+            with Phase("read"), Waits():
+                tokens.acquire()
             if stop.is_set():
                 break
             try:
-                item = next(items)
+                with Phase("read"):
+                    item = next(items)
             except StopIteration:
                 break
             queue.put(item)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 
+from hpcrec.clock import Idles, Phase
 from hpcrec.disk.segment import AGAIN, Segment
 from hpcrec.disk.snapshot import check_segment
 from hpcrec.errors import TierError
@@ -40,6 +41,10 @@ class Pass:
         atexit.register(self.stop)  # a thread that waits for Python's lock as it goes ends the process
 
     def _look(self) -> None:
+        with Phase("look"):
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
         for closed in self._segments:
             try:
                 segment = Segment.sealed(closed.path, closed.number, closed.block, closed.layout)
@@ -62,7 +67,9 @@ class Pass:
     def _pause(self) -> None:
         """After each piece: for as long as leaves the rest of the time to others."""
         took_s = time.monotonic() - self._at_s
-        if self._stopped.wait(took_s * (1 / _SHARE - 1)):
+        with Idles():
+            stopped = self._stopped.wait(took_s * (1 / _SHARE - 1))
+        if stopped:
             raise _StoppedError
         self._at_s = time.monotonic()
 

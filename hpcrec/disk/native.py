@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from hpcrec.clock import Waits
 from hpcrec.disk.layout import Bytes, Layout, Outcome, Wrong
 from hpcrec.kernels.native_module import loaded
 from hpcrec.types import Ints
@@ -77,7 +78,8 @@ class PageIo:
 
     def wait(self, ticket: int) -> Outcome:
         """See the reference."""
-        wrong, error, place = self._io.wait(ticket)
+        with Waits():
+            wrong, error, place = self._io.wait(ticket)
         self._kept.pop(ticket, None)
         return Outcome(Wrong(wrong), error, place)
 

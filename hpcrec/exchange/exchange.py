@@ -453,11 +453,13 @@ class Exchange:
         if self._way is not None and route.passage is not None:
             self._arrive(route, route.passage, self._way)
         if self.copies is not None:
-            self.copies.begin(route)
+            with self._timer("copies"):
+                self.copies.begin(route)
         if route.arrived is None:
             return None
         (leaves, partials), route.arrived = route.arrived, None
-        return Inputs(leaves, partials, self.layout, self._left, train=route.train, where=self._where)
+        with self._timer("assemble"):
+            return Inputs(leaves, partials, self.layout, self._left, train=route.train, where=self._where)
 
     def _arrive(self, route: Route, passage: Passage, way: Passing) -> None:
         flat, passage.flat = passage.flat, None
@@ -482,14 +484,15 @@ class Exchange:
             No gradient may be held back: a drain point comes after the step. The same on every rank.
         """
         if self.copies is not None:
-            self.copies.take(route, found, learned=learned, drain=drain, lr_scale=lr_scale)
+            with self._timer("copies"):
+                self.copies.take(route, found, learned=learned, drain=drain, lr_scale=lr_scale)
         way, passage, asked = self._way, route.passage, route.asked
         if way is None or passage is None:
             return found
-        sent = way.message(self._zeros_R if asked is None else asked.gradient_bytes_R)
-        if asked is not None:
-            assert found is not None and learned is not None
-            with self._timer("disassemble"):
+        with self._timer("disassemble"):
+            sent = way.message(self._zeros_R if asked is None else asked.gradient_bytes_R)
+            if asked is not None:
+                assert found is not None and learned is not None
                 asked.disassemble(self._where.assembler, found, sent, 0, learned=learned)
         with self._timer("gradients"):
             passage.flat = way.backward(passage, sent, way.current)
@@ -528,11 +531,11 @@ class Exchange:
         sent_R = self._zeros_R if asked is None else asked.gradient_bytes_R
         due_R = self._due_R if served is None else served.gradient_bytes_R
         behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
-        sent = self._back.message(sent_R, behind, "gradients") if passage is None else passage.flat
-        assert sent is not None, "gradients are pushed first"
-        if asked is not None and passage is None:
-            assert found is not None and learned is not None
-            with self._timer("disassemble"):
+        with self._timer("disassemble"):
+            sent = self._back.message(sent_R, behind, "gradients") if passage is None else passage.flat
+            assert sent is not None, "gradients are pushed first"
+            if asked is not None and passage is None:
+                assert found is not None and learned is not None
                 asked.disassemble(self._where.assembler, found, sent, behind // self.dtype.itemsize, learned=learned)
         with self._timer("gradients"):
             if way is not None and passage is not None:
@@ -557,7 +560,8 @@ class Exchange:
             pushed = None if self.copies is None else self.copies.push(route, self.dtype)
         with rows:
             if self.copies is not None:
-                received = self.copies.learn(route, received, pushed, learned=learned, step=step)
+                with self._timer("copies"):
+                    received = self.copies.learn(route, received, pushed, learned=learned, step=step)
             self._apply(route, received, step=step, lr_scale=lr_scale)
             self.version = step
         return learned
@@ -566,7 +570,8 @@ class Exchange:
         """The rows that were asked for step."""
         served, owner = route.served, self._owner_side
         if owner is None or served is None:
-            self._norms.sum({})  # every owner takes part, one that holds nothing too
+            with self._timer("update"):
+                self._norms.sum({})  # every owner takes part, one that holds nothing too
             return
         with self._timer("update"):
             owner.apply(served, received, step=step, lr_scale=lr_scale, norm_sum=self._norms.sum)

@@ -220,7 +220,8 @@ class Flight:
         while self._looked < until:
             with self._timer("route_wait"), Waiting():
                 route = self._tickets[self._looked].routed.result()
-            copies.look(route)
+            with self._timer("copies"):
+                copies.look(route)
             with self._changed:
                 self._looked += 1
                 self._changed.notify_all()
@@ -250,8 +251,9 @@ class Flight:
             if flew and self.rested and self._asked + 1 < self._last and not ended and not self._seeks(self._asked + 1):
                 self._drained_s += time.perf_counter() - began_s
         if ended:
-            for thread in self._threads.values():
-                thread.join()
+            with Waiting():
+                for thread in self._threads.values():
+                    thread.join()
             self._threads = {}
             self._raise()
             for route in self._flying.values():
@@ -389,7 +391,7 @@ class Flight:
         with self._changed:
             self._ready[turn.thread] = lambda: self._turns[turn.other] >= turn.before
             self._changed.notify_all()
-            with Waiting():
+            with self._timer("rows_wait"), Waiting():
                 self._changed.wait_for(lambda: self._turns[turn.other] >= turn.before or turn.other in self._ended)
             del self._ready[turn.thread]
             if self._turns[turn.other] < turn.before:
@@ -418,7 +420,7 @@ class Flight:
         with self._changed:
             self._ready[name] = ready
             self._changed.notify_all()
-            with Waiting():
+            with self._timer("step_wait"), Waiting():
                 self._changed.wait_for(lambda: ready() or self._given_up)
             del self._ready[name]
             if not ready():

@@ -202,7 +202,8 @@ class Pipeline:
         with self._timer("route_wait"), Waiting():
             route = ticket.routed.result()
         if ticket.train and self._copies is not None:
-            self._copies.look(route)
+            with self._timer("copies"):
+                self._copies.look(route)
         self.exchange.read(route)
         return self.exchange.inputs(route)
 
@@ -248,7 +249,8 @@ class Pipeline:
             return self._flight.learn(step, left, verdict, lr_scale)
         learned = exchange.learn(route, left, learned=verdict, step=done, lr_scale=lr_scale)
         if self._copies is not None and self._rests:
-            self._copies.empty()
+            with self._timer("copies"):
+                self._copies.empty()
         self._logged(step)
         return learned
 

@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec.again import read_again
+from hpcrec.clock import Idles
 from hpcrec.comm.failure import say
 from hpcrec.comm.ranks import Ranks
 from hpcrec.data.files import sync, write_text, writing
@@ -276,7 +277,8 @@ class _Trying:
                     return True, "", claim
             elif refusal := self._refusal(whose, there=there):
                 return True, refusal, None
-        time.sleep(self._times.poll_s)
+        with Idles():
+            time.sleep(self._times.poll_s)
         return False, "", None
 
     def release(self, claim: Claim) -> None:

@@ -106,7 +106,8 @@ class Lines:
         session = self._session
         self._work.end_step(0 if step.batch is None else len(step.batch.label))
         if session.last_logits is not None and step.batch is not None:
-            self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
+            with session.parts.timer("telemetry"):
+                self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
 
     def write(self, loss: float) -> None:
         """The line of the step that was run last, where it is to have one, and those of earlier steps that are due.
@@ -116,11 +117,12 @@ class Lines:
         session = self._session
         number, skipped = session.step - 1, session.guard.skipped
         self._count_for(session.step)  # what lines themselves send, too
-        if self._every and session.step % self._every == 0:
-            self._waiting.append(self._line(number, loss))
-        elif session.guard.in_a_row:
-            self._waiting.append(_Line(number, {"time": _now(), "skipped_steps": skipped}))
-        self._go_on(number)
+        with session.parts.timer("telemetry"):
+            if self._every and session.step % self._every == 0:
+                self._waiting.append(self._line(number, loss))
+            elif session.guard.in_a_row:
+                self._waiting.append(_Line(number, {"time": _now(), "skipped_steps": skipped}))
+            self._go_on(number)
 
     def tell(self, values: dict[str, Any]) -> None:
         """A line of its own, of the steps so far, of what every rank knows; among the others."""
@@ -128,8 +130,11 @@ class Lines:
 
     def settle(self) -> None:
         """Writes those of all steps so far, which are learned then."""
-        self._session.parts.pipeline.settle()
-        self._go_on(None)
+        parts = self._session.parts
+        with parts.timer("drain"):
+            parts.pipeline.settle()
+        with parts.timer("telemetry"):
+            self._go_on(None)
 
     def _line(self, number: int, loss: float) -> _Line:
         """That of a step, but for what is not known here until it is learned."""

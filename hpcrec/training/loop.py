@@ -23,6 +23,7 @@ from hpcrec.checkpoint.resume import resumed_from
 from hpcrec.checkpoint.retry import MOST_INTERVALS, Retry
 from hpcrec.checkpoint.saved import Progress
 from hpcrec.checkpoint.saver import Saver
+from hpcrec.clock import Idles
 from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.errors import CheckpointError, LastCheckpointError, NonFiniteError, OutputError, UnreadableError
@@ -153,7 +154,8 @@ class Loop:
         self._sought = session.parts.pipeline.trials
         if self._sought is not None and self._sought.found:  # by the run that is gone on with
             self._is_found(self._sought.staleness, {})
-        self.lines.begin(telemetry)
+        with session.parts.timer("telemetry"):
+            self.lines.begin(telemetry)
         if session.step > 0 and self._owes_evaluation():  # the stop that ended the last run interrupted it
             self._progress.ended = self._judge()
         if not self._progress.ended and not session.stopped:
@@ -161,8 +163,10 @@ class Loop:
             self.lines.settle()
         if not session.stopped and "validation" in session.parts.splits and self._judged_at != session.step:
             self._judge()
-        self._save_last()
-        dynamic = figures(session)  # of the last step, whichever is evaluated
+        with session.parts.timer("checkpoint"):
+            self._save_last()
+        with session.parts.timer("telemetry"):
+            dynamic = figures(session)  # of the last step, whichever is evaluated
         evaluation = None if session.stopped else self._final_evaluation()
         return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
 
@@ -235,8 +239,9 @@ class Loop:
         start, stop = order.batch_range(step.number % order.n_batches)
         self._progress.samples += stop - start
         session.parts.timer.add("step", took_s)
-        self._telemetry.step(took_s, stop - start)
-        self._stop_time.stepped(took_s)
+        with session.parts.timer("telemetry"):
+            self._telemetry.step(took_s, stop - start)
+            self._stop_time.stepped(took_s)
         self.lines.write(loss)
         if self._sought is not None and self._sought.found:
             self.lines.tell({"staleness": self._sought.staleness, "waited_for_rows": self._sought.shares})
@@ -418,7 +423,8 @@ class Loop:
                     ) from error
                 if self._session.topology.rank == 0:
                     say(f"hpcrec: {error}; tried again, for it is the last one\n")
-                time.sleep(pause_s)
+                with Idles():
+                    time.sleep(pause_s)
             else:
                 break
         on_root(self._session.parts.world.main, self._note_last)
@@ -428,7 +434,8 @@ class Loop:
         for pause_s in _LAST_PAUSES_S:
             if self._unnoted is None:
                 return
-            time.sleep(pause_s)
+            with Idles():
+                time.sleep(pause_s)
             self._note(*self._unnoted)
         if self._unnoted is not None:
             folder = step_folder(self._folder, self._unnoted[0])

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec.data.files import write_text
-from hpcrec.training import attempts
+from hpcrec.training import attempts, times
 from hpcrec.training.copies import copies_rows
 from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import read_metrics
@@ -62,7 +62,8 @@ def page(
         body += ["<h2>Thresholded</h2>", _table(found)]
     if summary["exchange"]:
         body += ["<h2>Forms chosen</h2>", _table(choice_rows(summary))]
-    body += ["<h2>Time by phase</h2>", _table(phase_rows(summary))]
+    for name, rows in times.tables(summary["time"]):
+        body += [f"<h2>{html.escape(name)}</h2>", _table(rows, times.HEADS)]
     body += [
         "<h2>Most memory</h2>",
         _table((f"rank {r}", format_bytes(n)) for r, n in _pairs(summary, "peak_rss_bytes")),
@@ -87,7 +88,7 @@ def text_table(summary: Mapping[str, Any]) -> str:
     rows += [(f"sent: {tag}", f"{same} same host, {cross} across hosts") for tag, same, cross, _ in wire_rows(summary)]
     rows += compression_rows(summary)
     rows += choice_rows(summary)
-    rows += [(f"time: {phase}", value) for phase, value in phase_rows(summary)]
+    rows += times.short_rows(summary["time"])
     rows += imbalance_rows(summary)
     for table, in_use, *rest in dynamic_rows(summary):
         said = (f"{n} {what}" for n, what in zip(rest, DYNAMIC_HEADS[2:], strict=True))
@@ -251,11 +252,6 @@ def _kept_rows(choice: Mapping[str, Any], copies: Mapping[str, float]) -> list[t
     counted = copies.get("sent_bytes", 0.0) / max(choice["counted_steps"], 1)
     shown = f"{format_bytes(choice['predicted_kept_bytes_per_step'])} a step predicted, {format_bytes(counted)} counted"
     return [("copies of rows", f"{shown}, but for the ids asked for")]
-
-
-def phase_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Seconds by phase, the longest first."""
-    return [(phase, f"{s:.2f} s") for phase, s in sorted(summary["phase_s"].items(), key=lambda item: -item[1])]
 
 
 OWNER_HEADS = ("", "rows", "with state", "lookups a step", "distinct rows", "read", "find", "gather", "update")

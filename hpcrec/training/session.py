@@ -125,9 +125,10 @@ class Session:
         """
         if self.parts.chosen is not None:
             self.parts.chosen.begin(self.step)
-        spare_what_stays()
-        first, last, pipeline = self.step, self.total_steps, self.parts.pipeline
-        pipeline.begin(first, last)
+        first, last, pipeline, timer = self.step, self.total_steps, self.parts.pipeline, self.parts.timer
+        with timer("set_up"):
+            spare_what_stays()
+            pipeline.begin(first, last)
         tickets = training_tickets(self.parts, self._split("train"), first, last - first)
         try:
             for ticket in tickets:
@@ -138,10 +139,12 @@ class Session:
                 if ticket.routed.result().stop:
                     self.stopped = self.step < last
                     break
-            pipeline.drain()
+            with timer("drain"):
+                pipeline.drain()
         finally:
             pipeline.give_up()  # where the loop was left, perhaps by an error
-            tickets.close()
+            with timer("drain"):
+                tickets.close()
 
     def run_step(self, ticket: Ticket, losses: Losses | None) -> float:
         """One training step on a routed batch; returns this rank's share of the global mean loss (0 if not dense).
@@ -162,7 +165,8 @@ class Session:
             loss, found = self._compute(ticket, inputs, losses)
             with parts.timer("agree"):
                 verdict = self.guard.agree(here=found is None)
-            gradients = inputs.gradients()
+            with parts.timer("disassemble"):
+                gradients = inputs.gradients()
         lr_scale = scale if parts.scale_embeddings else 1.0
         verdict = pipeline.learn(ticket, gradients, verdict, step=step, lr_scale=lr_scale)  # owners are told
         if verdict:
@@ -171,8 +175,10 @@ class Session:
             update_dense(parts, step, scale)
         else:
             if parts.dense is not None:
-                parts.dense.reducer.cancel()  # sums under way have to end on every dense rank
-            self.guard.skip(found)
+                with parts.timer("dense_reduce"):
+                    parts.dense.reducer.cancel()  # sums under way have to end on every dense rank
+            with parts.timer("agree"):
+                self.guard.skip(found)
             self.last_logits = None
         self.step += 1
         self.save_failed = ticket.routed.result().save_failed
@@ -182,12 +188,13 @@ class Session:
         """Forward and backward on a dense rank: its share of the loss; and, where not all is finite, what it found."""
         parts, timer, step, dense = self.parts, self.parts.timer, self.step, self.parts.dense
         assert dense is not None and ticket.batch is not None
-        # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
-        dense.place.seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
-        dense.model.train()
-        dense.reducer.zero_grad()
-        self.last_logits, self._dropped = None, []
-        samples = Samples.of(ticket.batch, parts.dtype, dense.place)
+        with timer("samples"):
+            # the seed depends on the step alone, so dropout in a resumed run goes on as it would have
+            dense.place.seed(hash((parts.seed, step, self.topology.dense_index)) & 0x7FFFFFFF)
+            dense.model.train()
+            dense.reducer.zero_grad()
+            self.last_logits, self._dropped = None, []
+            samples = Samples.of(ticket.batch, parts.dtype, dense.place)
         with timer("forward"), dense.place.casting():
             losses_B = (losses or self.default_losses)(inputs, samples)
             if losses_B.shape != samples.label.shape[:1]:
@@ -208,10 +215,11 @@ class Session:
             if share != 1.0 and self.topology.table_sets == 1:
                 inputs.scale_gradients(share)  # rows learn from all groups' samples
             dense.reducer.send()
-        bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), dense.reducer.nonfinite)
-        others = nonfinite_gradients((), (), inputs.results(), dense.reducer.nonfinite) if bad else []
-        if bad and not others and self.guard.drops and math.isfinite(loss):
-            self._dropped, bad = zero_nonfinite(inputs.leaves, inputs.vectors()), []
+        with timer("finite"):
+            bad = nonfinite_gradients(inputs.leaves, inputs.vectors(), inputs.results(), dense.reducer.nonfinite)
+            others = nonfinite_gradients((), (), inputs.results(), dense.reducer.nonfinite) if bad else []
+            if bad and not others and self.guard.drops and math.isfinite(loss):
+                self._dropped, bad = zero_nonfinite(inputs.leaves, inputs.vectors()), []
         if not bad and math.isfinite(loss):
             return loss, None
         seen = (ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)

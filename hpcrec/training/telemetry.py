@@ -63,6 +63,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "dense_compression": None,
     "exchange_thresholds": None,
     "exchange": None,
+    "time": dict.fromkeys(("ranks", "roles")),
     "phase_s": None,
     "drains": {"number": None, "s": None},
     "slow_ranks": None,

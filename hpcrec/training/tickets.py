@@ -18,8 +18,9 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
     """
     copies = parts.exchange.copies
     window = 0 if copies is None else copies.window
-    looks = parts.store is not None and parts.store.window > 0
-    waiting, feed = list[Ticket](), Feed(parts, source, first, n, affinity=parts.affinity, window=window, looks=looks)
+    looks, waiting = parts.store is not None and parts.store.window > 0, list[Ticket]()
+    with parts.timer("set_up"):
+        feed = Feed(parts, source, first, n, affinity=parts.affinity, window=window, looks=looks)
     sets = parts.world.topology.table_sets
     own, *others = [Reading(parts.world.topology.reads(ahead), counted=True) for ahead in range(sets)]
     try:
@@ -34,11 +35,11 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
                 readings = [own, *others] if teaches else [own]
                 stop = parts.signal.requested
                 failed = parts.save_failed.is_set()
-                waiting.append(
-                    parts.pipeline.submit(
+                with parts.timer("submit"):
+                    ticket = parts.pipeline.submit(
                         batch, ids, train=True, stop=stop, save_failed=failed, readings=readings, sight=sight
                     )
-                )
+                waiting.append(ticket)
                 number += 1
             yield waiting.pop(0)
     finally:

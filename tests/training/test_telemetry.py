@@ -1,4 +1,4 @@
-"""What a run tells: phase times, metrics that survive a resume, a summary with the promised keys, and the page."""
+"""What a run tells: metrics that survive a resume, a summary with the promised keys, and the page."""
 
 import errno
 import html.parser
@@ -21,7 +21,10 @@ from tensorboardX.record_writer import masked_crc32c
 from hpcrec.embedding.load import Load
 from hpcrec.training import report, telemetry
 from hpcrec.training.telemetry import Telemetry, read_metrics, versions, write_summary
-from hpcrec.training.timer import PhaseTimer
+from hpcrec.training.timer import Times
+from hpcrec.training.times import times_of
+
+RAN = Times(4.0, {"forward": (1.0, 0.0, 0.0), "values": (0.0, 2.5, 0.0)}, 0.5, {"route": {"route": (3.25, 0.0, 0.0)}})
 
 
 def summary(**changes):
@@ -46,6 +49,7 @@ def summary(**changes):
         },
         "exchange_thresholds": {"density": 0.07, "drift": 3},
         "exchange": [],
+        "time": times_of({0: ("owner", RAN), 1: ("dense", RAN)}),
         "phase_s": {"forward": 1.0, "values": 2.5},
         "drains": {"number": 4, "s": 0.2},
         "slow_ranks": [{"rank": 1, "host": "node<7>", "role": "owner", "ratio": 2.04, "lines": 1250}],
@@ -69,34 +73,6 @@ def summary(**changes):
         "versions": {"python": "3.11", "cpu": "a <b> & c"},
     }
     return {**whole, **changes}
-
-
-def test_phases_add_up_over_threads():
-    timer = PhaseTimer()
-
-    def work():
-        for _ in range(200):
-            with timer("routing"):
-                pass
-            timer.add("counted", 0.25)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    with timer("values"):
-        time.sleep(0.02)
-    for thread in threads:
-        thread.join()
-    seconds = timer.seconds()
-    assert next(iter(seconds)) == "counted" and seconds["counted"] == 200.0
-    assert 0.02 <= seconds["values"] < 1.0 and 0 < seconds["routing"] < 5.0
-
-
-def test_a_phase_that_fails_is_counted_and_not_hidden():
-    timer = PhaseTimer()
-    with pytest.raises(KeyError), timer("values"):
-        raise KeyError
-    assert timer.seconds()["values"] > 0
 
 
 def test_throughput_counts_steps(tmp_path):
@@ -279,7 +255,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
         "status steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
-        "dense_compression exchange_thresholds exchange phase_s drains slow_ranks read_age peak_rss_bytes owners "
+        "dense_compression exchange_thresholds exchange time phase_s drains slow_ranks read_age peak_rss_bytes owners "
         "imbalance copies rows_ahead dynamic_tables topology versions"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
@@ -401,7 +377,13 @@ def test_the_table_for_the_terminal():
     assert slow.endswith("rank 1 on node<7> (owner): 2.0 times the median of its role for its work, 1,250 lines")
     assert "slow" not in report.text_table(summary(slow_ranks=[]))
     assert any(line.startswith("sent: values") and "2.00 MB same host, 500 B across hosts" in line for line in lines)
-    assert [line.split()[1] for line in lines if line.startswith("time:")] == ["values", "forward"]
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("time of rank 1 (dense)  "))
+    assert [re.split(r" {2,}", line.strip()) for line in lines[at + 1 : at + 5]] == [
+        ["waiting: values", "2.50 s, 62.5%"],
+        ["computing: forward", "1.00 s, 25.0%"],
+        ["unaccounted", "0.50 s, 12.5%"],
+        ["beside it: route", "3.25 s computing"],
+    ]
     assert lines[-2].endswith("bytes 1.00, lookups 1.25, distinct 1.00, time 1.00")
     last = "900 of 1,000, 1,500 admitted, 600 evicted, 42 left without a row"
     assert lines[-1].startswith("dynamic: user ") and lines[-1].endswith(last)

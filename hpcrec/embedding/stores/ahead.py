@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from hpcrec import kernels
+from hpcrec.clock import Phase, Waits
 from hpcrec.embedding.stores.cache import Cache
 from hpcrec.types import Ints
 
@@ -222,7 +223,8 @@ class Ahead:
         """The step does not wait any more, and is not brought by the thread."""
         with self._changed:
             self._waiting = [s for s in self._waiting if s != step]
-            self._changed.wait_for(lambda: self._bringing != step)
+            with Waits():
+                self._changed.wait_for(lambda: self._bringing != step)
             self._admitted = [s for s in self._admitted if s != step]
             self._raise()
         self.rest()
@@ -280,7 +282,7 @@ class Ahead:
                     return
                 self._bringing, rows = noted.step, noted.rows
             try:
-                with self._aside():
+                with Phase("bring"), self._aside():
                     self._admit(noted, rows)
             except BaseException as error:  # said by the next step that comes, or by ``close``
                 self._failure = error
@@ -302,7 +304,8 @@ class Ahead:
         with self._changed:
             runs = self._runs
             self._stilled += 1
-            self._changed.wait_for(lambda: self._bringing is None)
+            with Waits():
+                self._changed.wait_for(lambda: self._bringing is None)
         try:
             yield
         finally:
@@ -319,7 +322,8 @@ class Ahead:
     def _wait(self) -> None:
         if self._running is not None:
             running, self._running = self._running, None
-            running.result()
+            with Waits():
+                running.result()
 
     def _aside(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._device is None else self._device.aside()

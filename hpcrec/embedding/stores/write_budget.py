@@ -9,6 +9,8 @@ import time
 import warnings
 from collections.abc import Callable
 
+from hpcrec.clock import Waits
+
 BURST_S = 300.0  # of the budget's rate, that may be written at once
 _DAY_S = 86_400.0
 
@@ -61,7 +63,8 @@ class WriteBudget:
                 stacklevel=2,
             )
         began = self._now()
-        self._sleep(-self._left / self._a_second)
+        with Waits():
+            self._sleep(-self._left / self._a_second)
         self.waited_s += self._now() - began
         self._fill()
 
