@@ -38,6 +38,7 @@ from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
+from hpcrec.training.bar import columns_told
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.copies import copies_advice, copies_summary
@@ -62,7 +63,8 @@ def train(
     environment : mapping of str to str, optional
         Where it has Slurm's variables, the record of attempts has the job. Where the same job began this run in an
         earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says. With
-        ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that.
+        ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that. ``HPCREC_TERMINAL`` says
+        that stderr ends at a terminal of so many columns.
 
     Returns
     -------
@@ -77,7 +79,7 @@ def train(
     """
     environment = environment or {}
     config, allocation = with_absolute_paths(config), Allocation.of(environment)
-    stop_s = stop_seconds(environment)
+    stop_s, columns = stop_seconds(environment), columns_told(environment)
     run, began = Path(config.run.folder), attempts.now()
     if config.exchange.path == "auto":  # which the checkpoint says that this attempt goes on from
         config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))
@@ -94,9 +96,7 @@ def train(
         first = loop.resume()
         _begin_attempt(session, run, began, first, allocation, claim)
         if root and first:
-            tell(f"resumed from step {first} of {session.total_steps}")
-            for difference in loop.differences:
-                tell(f"not as before, so not bit for bit: {difference}")
+            _tell_resumed(first, session.total_steps, loop.differences)
         with telemetry.Telemetry(
             run,
             active=root,
@@ -104,6 +104,8 @@ def train(
             total_steps=session.total_steps,
             tensorboard=config.run.tensorboard,
             progress=config.run.progress,
+            columns=columns,
+            phases=session.parts.timer.seconds,
         ) as told:
 
             def note(said: str) -> None:
@@ -131,6 +133,13 @@ def train(
             _advise_on_copies(session, config, summary, first)
             tell(f"run folder: {run}")
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
+
+
+def _tell_resumed(first: int, total: int, differences: Sequence[str]) -> None:
+    """Says that the run goes on, and in what its ranks and software are not as they were."""
+    tell(f"resumed from step {first} of {total}")
+    for difference in differences:
+        tell(f"not as before, so not bit for bit: {difference}")
 
 
 def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best") -> dict[str, Any]:

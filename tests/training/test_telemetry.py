@@ -249,7 +249,7 @@ def test_a_run_goes_on_where_a_lost_node_has_left_holes_in_its_metrics(tmp_path)
 
 
 def test_bar_and_tensorboard(tmp_path, capsys):
-    with Telemetry(tmp_path, active=True, total_steps=5, first_step=3) as told:
+    with Telemetry(tmp_path, active=True, total_steps=5, first_step=3, columns=200) as told:
         told.step(0.5, 100, loss=0.25, wire_bytes=1_540_000)
         told.log(4, {"validation_auc": 0.75, "note": "text", "auc": math.nan})
         told.step(0.5, 100)
@@ -260,17 +260,19 @@ def test_bar_and_tensorboard(tmp_path, capsys):
     assert b"validation_auc" in events.read_bytes()
 
 
-def test_a_bar_on_a_log_that_takes_no_more_ends_nothing(tmp_path):
+@pytest.mark.parametrize("columns", ["0", "80"])
+def test_a_bar_on_a_log_that_takes_no_more_ends_nothing(tmp_path, columns):
     code = (
         "import sys; from pathlib import Path; from hpcrec.training.telemetry import Telemetry\n"
-        "with Telemetry(Path(sys.argv[1]), active=True, total_steps=9, tensorboard=False) as told:\n"
+        "columns = int(sys.argv[2]) or None\n"
+        "with Telemetry(Path(sys.argv[1]), active=True, total_steps=9, tensorboard=False, columns=columns) as told:\n"
         "    for _ in range(9):\n"
         "        told.step(0.5, 100, loss=0.25)\n"
-        "        told._bar.refresh()\n"
+        "        told._bar._write()\n"
         "print('all steps')"
     )
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, stderr=full)
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path), columns], stdout=subprocess.PIPE, stderr=full)
     assert (done.returncode, done.stdout) == (0, b"all steps\n")
 
 
