@@ -42,11 +42,13 @@ from hpcrec.training.bar import columns_told
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.copies import copies_advice, copies_summary
+from hpcrec.training.ended import BY_ERROR
 from hpcrec.training.loop import Loop, Outcome
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime, seconds_left, seconds_left_at_start, stop_seconds
 
+EVALUATED_OF = ("split", "checkpoint", "step")
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss")
 
@@ -323,6 +325,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
     return {
         "status": "failed",
         "error": error,
+        "ended": {"by": BY_ERROR, "total_steps": session.total_steps},
         "steps": session.step,
         "skipped_steps": session.guard.skipped,
         "dropped_features": session.guard.dropped,
@@ -362,10 +365,11 @@ def _summary(
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
         further = [name for name in EVALUATED_BESIDE if name in outcome.evaluation]
-        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED, *further)}
+        evaluation = {name: outcome.evaluation[name] for name in (*EVALUATED_OF, *EVALUATED, *further)}
     evaluation |= {} if split is None else _attainable(session, split)
     return {
         "status": outcome.status,
+        "ended": outcome.ended,
         "steps": session.step,
         "skipped_steps": session.guard.skipped,
         "dropped_features": sum(main.allgather(session.guard.dropped)),

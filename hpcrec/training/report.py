@@ -15,6 +15,7 @@ from hpcrec.data.files import write_text
 from hpcrec.training import attempts
 from hpcrec.training.bar import waits
 from hpcrec.training.copies import copies_rows
+from hpcrec.training.ended import ended_words, evaluated_words, metrics_of
 from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import read_metrics
 from hpcrec.units import format_bytes, format_duration
@@ -99,8 +100,9 @@ def text_table(summary: Mapping[str, Any]) -> str:
 
 def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What came out and how fast, as (name, value)."""
-    rows = [
-        ("status", str(summary["status"])),
+    rows = [("status", str(summary["status"]))]
+    rows += [("ended", why)] if (why := ended_words(summary)) else []
+    rows += [
         ("steps", f"{summary['steps']:,}"),
         ("samples", f"{summary['samples']:,}"),
     ]
@@ -108,9 +110,8 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if tries is not None and tries["number"] > 1:
         lost = f"{tries['lost_steps']:,} steps done again, {format_duration(tries['lost_s'])}"
         rows.append(("attempts", f"{tries['number']}, {format_duration(tries['total_s'])} in all; {lost} of them lost"))
-    found = dict(summary["eval"])
-    rows += [("evaluated", f"step {found.pop('step'):,}")] if "step" in found else []
-    rows += [(name, _number(value)) for name, value in found.items() if value is not None]
+    rows += [("evaluated", of)] if (of := evaluated_words(summary["eval"])) else []
+    rows += [(name, _number(value)) for name, value in metrics_of(summary["eval"]).items()]
     throughput = summary["throughput"]
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]

@@ -35,6 +35,7 @@ STATUSES = ("finished", "stopped", "failed")
 # What summary.json consists of: a nested mapping says which keys, None that anything goes.
 SUMMARY_KEYS: dict[str, Any] = {
     "status": None,
+    "ended": dict.fromkeys(("by", "total_steps", "metric", "evaluations", "signal")),
     "steps": None,
     "samples": None,
     "skipped_steps": None,
@@ -42,6 +43,8 @@ SUMMARY_KEYS: dict[str, Any] = {
     "attempts": dict.fromkeys(("number", "total_s", "lost_steps", "lost_s")),
     "eval": dict.fromkeys(
         (
+            "split",
+            "checkpoint",
             "step",
             "auc",
             "attainable_auc",
@@ -75,10 +78,15 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-# only where there was an evaluation, where the data set knows it, where dense ranks are in groups, where vectors are
-# thresholded
+# only of a run that ended early, where there was an evaluation, where the data set knows it, where dense ranks are in
+# groups, where vectors are thresholded
 _OPTIONAL = (
     "attempts",
+    "ended.metric",
+    "ended.evaluations",
+    "ended.signal",
+    "eval.split",
+    "eval.checkpoint",
     "eval.step",
     "eval.attainable_auc",
     "eval.group_auc",

@@ -27,6 +27,7 @@ from hpcrec.training.timer import PhaseTimer
 def summary(**changes):
     whole = {
         "status": "finished",
+        "ended": {"by": "early stop", "total_steps": 316, "metric": "auc", "evaluations": 3},
         "steps": 100,
         "samples": 204_800,
         "skipped_steps": 0,
@@ -280,7 +281,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
+        "status ended steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
         "dense_compression exchange_thresholds exchange phase_s drains slow_ranks read_age peak_rss_bytes owners "
         "imbalance copies rows_ahead dynamic_tables topology versions"
     )
@@ -318,7 +319,7 @@ def test_drain_points_that_cost_much_are_named():
 @pytest.mark.parametrize("key", sorted(telemetry.SUMMARY_KEYS.keys() - {"attempts"}))  # which may not be readable
 def test_a_summary_without_a_key_is_refused(tmp_path, key):
     broken = {k: v for k, v in summary().items() if k != key}
-    with pytest.raises(ValueError, match=f"has no {key}. Allowed: status, steps"):
+    with pytest.raises(ValueError, match=f"has no {key}. Allowed: status, ended, steps"):
         write_summary(tmp_path, broken)
     assert not (tmp_path / "summary.json").exists()
 
@@ -328,6 +329,7 @@ def test_other_wrong_summaries_are_refused(tmp_path):
         (summary(extra=1), "unknown key extra"),
         (summary(status="done"), "'done'. Allowed: finished, stopped, failed"),
         (summary(eval={"auc": 0.5}), "has no eval.logloss"),
+        (summary(ended={"by": "steps"}), "has no ended.total_steps"),
         (summary(throughput={"samples_per_s": 1.0, "step_ms": {"p50": 1.0}}), "has no throughput.step_ms.p95"),
         (summary(wire_bytes={"ids": {"same_host": 1}}), "has no wire_bytes.ids.cross_host"),
         (summary(wire_messages={"ids": {"cross_host": 1}}), "has no wire_messages.ids.same_host"),
