@@ -33,7 +33,7 @@ from hpcrec.config import (
     with_copied_data,
 )
 from hpcrec.data.files import write_text, writing
-from hpcrec.data.predictions import predictions
+from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.training import attempts, report, telemetry
@@ -162,29 +162,49 @@ def _attainable(session: Session, split: str) -> dict[str, float]:
     return {"attainable_auc": float(known)} if known is not None and is_number else {}
 
 
-def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -> int:
-    """Writes probabilities of a data set's samples, in its order, as ``/prediction`` of an HDF5 file; collective.
+def predict(
+    config: Config,
+    *,
+    data: str,
+    out: Path,
+    checkpoint: str = "best",
+    columns: Sequence[str] = (),
+    kind: str | None = None,
+) -> int:
+    """Writes probabilities of a data set's samples, in its order, and columns of it beside them; collective.
+
+    One rank writes. It gathers no more than a batch of probabilities, and reads the columns itself, piece by piece.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        As of ``data.predictions.asked_columns``.
+    kind : str, optional
+        ``hdf5``, ``parquet`` or ``csv``; by the end of the name of ``out`` by default.
 
     Returns
     -------
     int
         Samples written.
+
+    Raises
+    ------
+    ConfigError
+        The file's name ends in another way, or the data set has no such column; on every rank.
     """
+    kind = format_of(out, kind)
     with open_for_reading(config, data, checkpoint) as session:
         topology, dense = session.topology, session.parts.world.dense
         dataset = session.parts.splits["test"].dataset
-        shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
+        asked = asked_columns(dataset, columns)
         writes = topology.is_dense and topology.dense_index == 0
-        with predictions(out, shape) if writes else contextlib.nullcontext() as output:
+        made = predictions(out, kind, dataset, asked, step=session.step) if writes else contextlib.nullcontext()
+        with made as output:
             for first, _, logits in session.outputs("test"):
                 assert dense is not None
                 parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
                 if output is not None and parts is not None:
-                    joined = np.concatenate(parts)
-                    output.file["prediction"][first : first + len(joined)] = joined
-                    output.check()
-            if output is not None:
-                output.file.attrs.update({"data": str(dataset.path), "step": session.step})
+                    output.write(first, np.concatenate(parts))
         return dataset.samples
 
 

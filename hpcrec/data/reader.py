@@ -41,6 +41,8 @@ class DataSet:
     ----------
     features : tuple of Feature
     samples, n_dense, n_labels : int
+    label_names : tuple of str or None
+        Where the data set says them: one a label, no two alike.
     attributes : dict
         Root attributes that all files share, JSON decoded; an index file may add its own.
     fingerprint : str
@@ -70,6 +72,7 @@ class DataSet:
         self.n_dense, self.n_labels, self.optional = first.n_dense, first.n_labels, first.optional
         shared = {k: v for k, v in first.attributes.items() if all(f.attributes.get(k) == v for f in self._files)}
         self.attributes: dict[str, Any] = {**shared, **extra}
+        self.label_names = _label_names(self.attributes.get(layout.LABEL_NAMES_ATTRIBUTE), self.n_labels)
         self.fingerprint = self._fingerprint()
 
     def feature(self, name: str) -> Feature:
@@ -256,6 +259,12 @@ class DataSet:
                 return None
             joined = checksum.join(joined, crc, file.bytes_of(name))
         return joined
+
+
+def _label_names(found: Any, n_labels: int) -> tuple[str, ...] | None:
+    """The attribute is the data set's own and may be anything: what is no name for each label says nothing."""
+    is_list = isinstance(found, list) and len(found) == n_labels == len({str(name) for name in found})
+    return tuple(found) if is_list and all(isinstance(name, str) and name for name in found) else None
 
 
 def _fill(name: str, pieces: Sequence[_Piece], out: Any) -> Any:

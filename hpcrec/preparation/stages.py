@@ -195,7 +195,10 @@ class _Conversion:
             jagged=spec.jagged,
             optional=spec.optional,
             compression=self.job.compression,
-            attributes={layout.CONVENTIONS_ATTRIBUTE: self.job.conventions or maker.conventions()},
+            attributes={
+                layout.CONVENTIONS_ATTRIBUTE: self.job.conventions or maker.conventions(),
+                layout.LABEL_NAMES_ATTRIBUTE: list(spec.labels),
+            },
         )
         meter = _Meter(self._bar)
         rejects = Rejects(self.journal.work / f"rejects-{_name(piece)}.tsv", self.job.max_bad)

@@ -113,7 +113,13 @@ def test_predict_wants_data_and_a_file_to_write(run_folder, config, commands, ca
     assert hpcrec("predict", run_folder, "--data", config, "--out", out, "--set", "model.width=8") == 0
     assert capsys.readouterr().out == f"{out}: 12 predictions\n"
     ((_, (given,), named),) = commands
-    assert given.model.width == 8 and named == {"data": str(config), "out": out, "checkpoint": "best"}
+    assert given.model.width == 8 and named == {
+        "data": str(config),
+        "out": out,
+        "checkpoint": "best",
+        "columns": (),
+        "kind": None,
+    }
     assert hpcrec("predict", run_folder, "--out", out) == 2
     assert "--data" in capsys.readouterr().err
 
