@@ -4,16 +4,22 @@
 does the rest. Imports nothing until asked, so that metrics, data and configuration load without torch or MPI.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hpcrec.build.session import open_session
     from hpcrec.training.session import Session
 
+del TYPE_CHECKING  # what completes names would offer it
+
 __all__ = ["Session", "open_session"]
 
 
-def __getattr__(name: str) -> Any:
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def __getattr__(name: str) -> object:
     if name == "open_session":
         from hpcrec.build.session import open_session
 
@@ -22,4 +28,4 @@ def __getattr__(name: str) -> Any:
         from hpcrec.training.session import Session
 
         return Session
-    raise AttributeError(f"module 'hpcrec' has no attribute {name!r}")
+    raise AttributeError(f"module 'hpcrec' has no attribute {name!r}. It has: {', '.join(__all__)}.")

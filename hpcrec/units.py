@@ -16,6 +16,14 @@ def format_bytes(n_bytes: float) -> str:
     return f"{n_bytes:.0f} B"
 
 
+def format_duration(seconds_s: float) -> str:
+    """``4000`` -> ``'1 h 7 min'``."""
+    if seconds_s < 60:
+        return f"{seconds_s:.3g} s"
+    minutes = round(seconds_s / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
+
+
 def parse_bytes(text: str) -> int:
     """``'64 MiB'`` -> ``67108864``: a number and its unit, rounded down.
 

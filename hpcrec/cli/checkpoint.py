@@ -191,7 +191,9 @@ def export(run: Path, out: Path, checkpoint: str, embeddings: str, overrides: Se
         click.echo(f"unlike 'hpcrec predict' of the run: {difference}")
 
 
-def predict_exported(folder: Path, data: Path, out: Path, environment: Mapping[str, str]) -> None:
+def predict_exported(
+    folder: Path, data: Path, out: Path, environment: Mapping[str, str], columns: Sequence[str], kind: str | None
+) -> None:
     """``hpcrec predict`` of an export: on one process; refuses options that concern runs."""
     context = click.get_current_context()
     for name, option in (("checkpoint", "--checkpoint"), ("overrides", "--set"), ("unset", "--unset")):
@@ -201,7 +203,7 @@ def predict_exported(folder: Path, data: Path, out: Path, environment: Mapping[s
         raise ConfigError(f"predict: {folder} is an export; start it without 'hpcrec run', mpirun or srun.")
     from hpcrec.serving.predict import predict_data
 
-    click.echo(f"{out}: {predict_data(folder, data, out)} predictions")
+    click.echo(f"{out}: {predict_data(folder, data, out, columns=columns, kind=kind)} predictions")
 
 
 def _as_json(value: Any) -> Any:

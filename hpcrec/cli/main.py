@@ -78,6 +78,14 @@ def command_line() -> None:
 # ---- commands of every rank ------------------------------------------------------------------------------------------
 
 
+def _listed(_context: click.Context, _parameter: click.Parameter, given: str | None) -> tuple[str, ...]:
+    """Names with commas between them, taken apart."""
+    names = () if given is None else tuple(name.strip() for name in given.split(","))
+    if not all(names):
+        raise click.BadParameter(f"{given!r} has an empty name. Give names with one comma between two.")
+    return names
+
+
 @command_line.command(
     epilog=examples(
         "hpcrec train my.toml --set train.steps=100", "hpcrec run -n 4 -- train my.toml --set topology.mode=split"
@@ -131,22 +139,46 @@ def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides:
 
 @command_line.command(
     short_help="Write a trained model's probabilities for a data set.",
-    epilog=examples("hpcrec predict runs/quickstart --data data/quickstart/test.h5 --out predictions.h5"),
+    epilog=examples(
+        "hpcrec predict runs/quickstart --data data/quickstart/test.h5 --out predictions.h5",
+        "hpcrec run -n 4 -- predict runs/mine --data today.h5 --out today.parquet --columns user,item,label",
+    ),
 )
 @click.argument("run", type=Anything)
 @click.option("--data", type=File, required=True, help="Data set to predict.")
-@click.option("--out", type=Target, required=True, help="HDF5 file to write: probabilities in /prediction.")
+@click.option("--out", type=Target, required=True, help="File to write: .h5, .parquet or .csv.")
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["hdf5", "parquet", "csv"]),
+    help="What kind of file that is; by the end of its name by default.",
+)
+@click.option(
+    "--columns",
+    callback=_listed,
+    metavar="NAME,NAME,...",
+    help="Columns of the data to write beside probabilities, as they are stored: features (their ids), label, weight.",
+)
 @click.option("--trust", is_flag=True, help="RUN is a folder whose model is code of its own, which may be run.")
 @checkpoint_option
 @set_option
-def predict(run: Path, data: Path, out: Path, trust: bool, checkpoint: str, overrides: Sequence[str]) -> None:
-    """Write a trained model's probabilities for a data set, in its order.
+def predict(
+    run: Path,
+    data: Path,
+    out: Path,
+    kind: str | None,
+    columns: Sequence[str],
+    trust: bool,
+    checkpoint: str,
+    overrides: Sequence[str],
+) -> None:
+    """Write a trained model's probabilities for a data set, in its order: a column for each label.
 
     RUN is a run folder, or the TOML file that made it; or an export ('hpcrec checkpoint export'), which takes one
     process and no MPI, and may come from anyone. A run folder whose model is code of its own needs --trust.
     """
     if (run / EXPORT).is_file():
-        predict_exported(run, data, out, os.environ)
+        predict_exported(run, data, out, os.environ, columns, kind)
         return
     rank = _start()
     from hpcrec.cli import train as commands
@@ -159,7 +191,7 @@ def predict(run: Path, data: Path, out: Path, trust: bool, checkpoint: str, over
             f"{run}: is a run, no export, and its model is code, {', '.join(map(repr, code))}{where}, which would be "
             "run here. Add --trust where you would run a program by whom it is from."
         )
-    samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint)
+    samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint, columns=columns, kind=kind)
     if rank == 0:
         click.echo(f"{out}: {samples} predictions")
 
@@ -324,5 +356,9 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
         if given["config_file"] is not None:
             _train_config(given["config_file"], given["overrides"], None)
     else:
+        if name == "predict":
+            from hpcrec.data.predictions import format_of
+
+            format_of(given["out"], given["kind"])
         run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
     return None

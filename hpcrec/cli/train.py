@@ -34,20 +34,23 @@ from hpcrec.config import (
     with_copied_data,
 )
 from hpcrec.data.files import write_text, writing
-from hpcrec.data.predictions import predictions
+from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
+from hpcrec.training.bar import columns_told
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.copies import copies_advice, copies_summary
+from hpcrec.training.ended import BY_ERROR
 from hpcrec.training.loop import Loop, Outcome
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime, seconds_left, seconds_left_at_start, stop_seconds
 from hpcrec.training.times import role_of, times_of
 
+EVALUATED_OF = ("split", "checkpoint", "step")
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
 EVALUATED_BESIDE = (
     *("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss"),
@@ -67,7 +70,8 @@ def train(
     environment : mapping of str to str, optional
         Where it has Slurm's variables, the record of attempts has the job. Where the same job began this run in an
         earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says. With
-        ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that.
+        ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that. ``HPCREC_TERMINAL`` says
+        that stderr ends at a terminal of so many columns.
 
     Returns
     -------
@@ -82,7 +86,7 @@ def train(
     """
     environment = environment or {}
     config, allocation = with_absolute_paths(config), Allocation.of(environment)
-    stop_s = stop_seconds(environment)
+    stop_s, columns = stop_seconds(environment), columns_told(environment)
     run, began = Path(config.run.folder), attempts.now()
     if config.exchange.path == "auto":  # which the checkpoint says that this attempt goes on from
         config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))
@@ -98,9 +102,7 @@ def train(
             first = loop.resume()
             _begin_attempt(session, run, began, first, allocation, claim)
             if root and first:
-                tell(f"resumed from step {first} of {session.total_steps}")
-                for difference in loop.differences:
-                    tell(f"not as before, so not bit for bit: {difference}")
+                _tell_resumed(first, session.total_steps, loop.differences)
             told = telemetry.Telemetry(
                 run,
                 active=root,
@@ -108,6 +110,8 @@ def train(
                 total_steps=session.total_steps,
                 tensorboard=config.run.tensorboard,
                 progress=config.run.progress,
+                columns=columns,
+                phases=session.parts.timer.seconds,
             )
         with told:
 
@@ -148,6 +152,13 @@ def _claimed(session: Session, run: Path, allocation: Allocation) -> Iterator[Cl
         yield claim
 
 
+def _tell_resumed(first: int, total: int, differences: Sequence[str]) -> None:
+    """Says that the run goes on, and in what its ranks and software are not as they were."""
+    tell(f"resumed from step {first} of {total}")
+    for difference in differences:
+        tell(f"not as before, so not bit for bit: {difference}")
+
+
 def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best") -> dict[str, Any]:
     """Metrics of a run's checkpoint on ``data``, by default its test or validation data; collective.
 
@@ -166,29 +177,49 @@ def _attainable(session: Session, split: str) -> dict[str, float]:
     return {"attainable_auc": float(known)} if known is not None and is_number else {}
 
 
-def predict(config: Config, *, data: str, out: Path, checkpoint: str = "best") -> int:
-    """Writes probabilities of a data set's samples, in its order, as ``/prediction`` of an HDF5 file; collective.
+def predict(
+    config: Config,
+    *,
+    data: str,
+    out: Path,
+    checkpoint: str = "best",
+    columns: Sequence[str] = (),
+    kind: str | None = None,
+) -> int:
+    """Writes probabilities of a data set's samples, in its order, and columns of it beside them; collective.
+
+    One rank writes. It gathers no more than a batch of probabilities, and reads the columns itself, piece by piece.
+
+    Parameters
+    ----------
+    columns : sequence of str
+        As of ``data.predictions.asked_columns``.
+    kind : str, optional
+        ``hdf5``, ``parquet`` or ``csv``; by the end of the name of ``out`` by default.
 
     Returns
     -------
     int
         Samples written.
+
+    Raises
+    ------
+    ConfigError
+        The file's name ends in another way, or the data set has no such column; on every rank.
     """
+    kind = format_of(out, kind)
     with open_for_reading(config, data, checkpoint) as session:
         topology, dense = session.topology, session.parts.world.dense
         dataset = session.parts.splits["test"].dataset
-        shape = (dataset.samples,) if dataset.n_labels == 1 else (dataset.samples, dataset.n_labels)
+        asked = asked_columns(dataset, columns)
         writes = topology.is_dense and topology.dense_index == 0
-        with predictions(out, shape) if writes else contextlib.nullcontext() as output:
+        made = predictions(out, kind, dataset, asked, step=session.step) if writes else contextlib.nullcontext()
+        with made as output:
             for first, _, logits in session.outputs("test"):
                 assert dense is not None
                 parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())
                 if output is not None and parts is not None:
-                    joined = np.concatenate(parts)
-                    output.file["prediction"][first : first + len(joined)] = joined
-                    output.check()
-            if output is not None:
-                output.file.attrs.update({"data": str(dataset.path), "step": session.step})
+                    output.write(first, np.concatenate(parts))
         return dataset.samples
 
 
@@ -329,6 +360,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
     return {
         "status": "failed",
         "error": error,
+        "ended": {"by": BY_ERROR, "total_steps": session.total_steps},
         "steps": session.step,
         "skipped_steps": session.guard.skipped,
         "dropped_features": session.guard.dropped,
@@ -371,10 +403,11 @@ def _summary(session: Session, outcome: Outcome, told: telemetry.Telemetry, soft
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
         further = [name for name in EVALUATED_BESIDE if name in outcome.evaluation]
-        evaluation = {name: outcome.evaluation[name] for name in ("step", *EVALUATED, *further)}
+        evaluation = {name: outcome.evaluation[name] for name in (*EVALUATED_OF, *EVALUATED, *further)}
     evaluation |= {} if split is None else _attainable(session, split)
     return {
         "status": outcome.status,
+        "ended": outcome.ended,
         "steps": session.step,
         "skipped_steps": session.guard.skipped,
         "dropped_features": sum(main.allgather(session.guard.dropped)),

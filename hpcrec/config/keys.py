@@ -601,7 +601,8 @@ class RunConfig:
     tensorboard: Flag = True
     """Whether tensorboard/ is written."""
     progress: Flag = True
-    """Whether a progress bar is shown."""
+    """Whether progress is shown on stderr: a bar that moves on a terminal, also under ``hpcrec run``; elsewhere a line
+    every 30 s."""
     check_staleness: Flag = False
     """Whether every training read of a copy is held to its bound by counts apart from those that decide what is sent,
     which also see what dense ranks hold back; a read that breaks it ends the run. Takes 24 bytes a row and dense rank

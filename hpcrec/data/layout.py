@@ -24,7 +24,7 @@ CARDINALITIES_ATTRIBUTE = "cardinalities"
 SOURCE_ATTRIBUTE = "source_sha256"
 ATTAINABLE_ATTRIBUTE = "attainable_auc"
 CONVENTIONS_ATTRIBUTE = "conventions"
-LABELS_ATTRIBUTE = "label_names"  # where there are several
+LABELS_ATTRIBUTE = "label_names"  # one a label, in the order of /label
 # Attribute of each dataset: CRC-32 of its values (`checksum`); for offsets of their differences, so that the checksums
 # of files that follow each other can be joined.
 CHECKSUM_ATTRIBUTE = "crc32"

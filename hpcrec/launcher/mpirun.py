@@ -26,6 +26,7 @@ from hpcrec.launcher import srun
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores, version_text
 from hpcrec.launcher.nodes import LOOK_S
 from hpcrec.launcher.relay import Heard, relay, say, say_later
+from hpcrec.training.bar import TERMINAL, columns_at
 
 _KILL_AFTER_S = 5.0
 _LOST_LOOKS = 2  # until ranks, or what started them, are ended: srun and mpirun mostly end by themselves
@@ -86,7 +87,8 @@ def mpirun_line(
     argv = [launch.mpirun, "-n", str(launch.ranks)]
     binds_itself = any(option.split("=")[0] in _OWN_BINDING for option in launch.options)
     if launch.flavour == "openmpi":
-        argv += ["-x", "OMP_NUM_THREADS", *(["-x", FOLDER] if FOLDER in environment else [])]
+        argv += ["-x", "OMP_NUM_THREADS"]
+        argv += [word for name in (FOLDER, TERMINAL) if name in environment for word in ("-x", name)]
         argv += ["--hostfile", launch.hostfile] if launch.hostfile else []
         if not binds_itself:
             argv += ["--map-by", f"slot:pe={threads}", "--bind-to", "core"] if fits else []
@@ -152,6 +154,9 @@ def run_command(
     """
     _check_counts(ranks, threads)
     line = srun.found_srun_line if launcher == "srun" else _found_mpirun_line
+    columns = columns_at(sys.stderr.fileno())  # whatever a launcher around this one has set
+    environment = {name: text for name, text in environment.items() if name != TERMINAL}
+    environment.update({} if columns is None else {TERMINAL: str(columns)})
     words = [piece for option in options for piece in shlex.split(option)]
     argv, more = line(ranks, [*program, *arguments], environment, threads=threads, hostfile=hostfile, options=words)
     say(f"{' '.join(f'{k}={v}' for k, v in more.items())} {shlex.join(argv)}")

@@ -16,6 +16,7 @@ from hpcrec import toml
 from hpcrec.again import names_in, read_json_lines
 from hpcrec.errors import ConfigError
 from hpcrec.launcher.submit import Queued, jobs_of, queued
+from hpcrec.training.ended import ended_words, evaluated_words, metrics_words
 from hpcrec.training.slow_ranks import describe
 
 _STEP = re.compile(r"step-(\d+)")
@@ -46,6 +47,8 @@ class Status:
     slow_ranks : list of dict
         Ranks that are slow, by the last logged line; or that were, in the last attempt of a run that has ended
         (``training.slow_ranks.SlowRank``).
+    ended, evaluation : dict or None
+        Why it ended, and what was measured then, of which data and weights: ``ended`` and ``eval`` of summary.json.
     error : str or None
         What a failed run ended with.
     log : str or None
@@ -65,6 +68,8 @@ class Status:
     allocation_left: str | None = None
     run_left_s: float | None = None
     slow_ranks: list[dict[str, Any]] = field(default_factory=list)
+    ended: dict[str, Any] | None = None
+    evaluation: dict[str, Any] | None = None
     error: str | None = None
     log: str | None = None
 
@@ -109,6 +114,8 @@ def status_of(folder: Path) -> Status:
         allocation_left=row.left if row and not waits else None,
         run_left_s=_run_left_s(metrics, begins, step, total) if state in ("running", "requeued", "stopped") else None,
         slow_ranks=_slow_ranks(summary, metrics, begins),
+        ended=_mapping(summary, "ended"),
+        evaluation=_mapping(summary, "eval"),
         error=str(summary["error"]) if summary and summary.get("error") else None,
         log=_log(folder, jobs),
     )
@@ -124,6 +131,8 @@ def lines(folder: Path) -> list[str]:
         "state": found.state + (f", {where}" if where else ""),
         "waits for": waits,
         "step": None if found.step is None else f"{found.step} of {found.total_steps or 'an unknown number'}",
+        "ended": ended_words({"steps": found.step, "ended": found.ended}),
+        "evaluated": _evaluated(found.evaluation or {}),
         "last checkpoint": None if found.checkpoint_step is None else f"step {found.checkpoint_step}",
         "starts of the run": None if found.attempts is None else str(found.attempts),
         "lost nodes": ", ".join(found.lost_nodes) or None,
@@ -170,6 +179,17 @@ def _summary(folder: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def _mapping(summary: dict[str, Any] | None, key: str) -> dict[str, Any] | None:
+    """What a summary has under a key; None where that, in one of another release, is something else."""
+    found = (summary or {}).get(key)
+    return found if isinstance(found, dict) else None
+
+
+def _evaluated(found: dict[str, Any]) -> str | None:
+    of = evaluated_words(found)
+    return None if of is None else f"{of}: {metrics_words(found)}"
 
 
 def _newest_checkpoint(folder: Path) -> int | None:

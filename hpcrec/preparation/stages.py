@@ -186,7 +186,7 @@ class _Conversion:
         """Write the samples of a piece."""
         base = self.journal.pieces if len(self.plan) > 1 else self.journal.work
         maker, spec = self._maker, self.job.table
-        names = {layout.LABELS_ATTRIBUTE: list(spec.labels)} if len(spec.labels) > 1 else {}
+        names = {layout.LABELS_ATTRIBUTE: list(spec.labels)}
         parts = Parts(
             {name: base / f"{name}-{_name(piece)}.h5" for name in self.job.split.names},
             maker.features,

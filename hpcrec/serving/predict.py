@@ -1,8 +1,9 @@
 """Predictions of an export for a whole data set, in its order: one process, a batch at a time."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from hpcrec.data.predictions import predictions
+from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import DataError
 from hpcrec.serving.exported import Exported
@@ -10,8 +11,10 @@ from hpcrec.serving.exported import Exported
 _BATCH = 8192  # samples
 
 
-def predict_data(folder: Path, data: Path, out: Path) -> int:
-    """Writes probabilities of a data set's samples as ``/prediction`` of an HDF5 file, as ``hpcrec predict`` does.
+def predict_data(folder: Path, data: Path, out: Path, *, columns: Sequence[str] = (), kind: str | None = None) -> int:
+    """Writes probabilities of a data set's samples and ``columns`` of it, as ``hpcrec predict`` does.
+
+    ``kind`` is as of ``data.predictions.format_of``.
 
     Returns
     -------
@@ -22,18 +25,19 @@ def predict_data(folder: Path, data: Path, out: Path) -> int:
     ------
     CheckpointError, DataError, OutputError
         The export, the data set or the file cannot be read or written, or the first two do not fit each other.
+    ConfigError
+        The file's name ends in another way than a format's, or the data set has no such column.
     """
+    kind = format_of(out, kind)
     exported = Exported(folder)
     with DataSet(data) as dataset:
         _check(exported, dataset)
-        shape = (dataset.samples,) if exported.labels == 1 else (dataset.samples, exported.labels)
-        with predictions(out, shape) as output:
+        asked, step = asked_columns(dataset, columns), exported.facts["step"]
+        with predictions(out, kind, dataset, asked, step=step) as output:
             for start in range(0, dataset.samples, _BATCH):
                 stop = min(start + _BATCH, dataset.samples)
-                columns = dataset.read_ranges([(start, stop)], exported.features, ())
-                output.file["prediction"][start:stop] = exported.predict(columns.sparse, columns.dense)
-                output.check()
-            output.file.attrs.update({"data": str(dataset.path), "step": exported.facts["step"]})
+                read = dataset.read_ranges([(start, stop)], exported.features, ())
+                output.write(start, exported.predict(read.sparse, read.dense))
         return dataset.samples
 
 
@@ -47,6 +51,11 @@ def _check(exported: Exported, dataset: DataSet) -> None:
                     f"{dataset.path}: feature {found.name!r} has {what} {getattr(found, what)}; {exported.folder} was "
                     f"trained with {feature[what]}. Prepare the data as the training data was."
                 )
+    if dataset.n_labels != exported.labels:
+        raise DataError(
+            f"{dataset.path}: has {dataset.n_labels} labels; {exported.folder} was trained with {exported.labels}. "
+            "Prepare the data as the training data was."
+        )
     if dataset.n_dense != exported.dense_inputs:
         raise DataError(
             f"{dataset.path}: has {dataset.n_dense} dense inputs; {exported.folder} was trained with "

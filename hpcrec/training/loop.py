@@ -27,7 +27,7 @@ from hpcrec.clock import Idles
 from hpcrec.comm.failure import say
 from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.errors import CheckpointError, LastCheckpointError, NonFiniteError, OutputError, UnreadableError
-from hpcrec.training import attempts
+from hpcrec.training import attempts, ended
 from hpcrec.training.claim import Claim
 from hpcrec.training.compression import evaluated_otherwise
 from hpcrec.training.lines import Lines
@@ -44,9 +44,13 @@ RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended: ``finished`` or ``stopped``, and what it measured last, with the ``step`` of the weights."""
+    """How a run ended, ``finished`` or ``stopped``, and why; what it measured last, of which data and weights.
+
+    ``evaluation`` has the metrics, and before them ``split``, ``checkpoint`` (``best`` or ``last``) and ``step``.
+    """
 
     status: str
+    ended: dict[str, Any]
     evaluation: dict[str, Any] | None
     progress: Progress
     dynamic: dict[str, dict[str, int]]
@@ -168,7 +172,19 @@ class Loop:
         with session.parts.timer("telemetry"):
             dynamic = figures(session)  # of the last step, whichever is evaluated
         evaluation = None if session.stopped else self._final_evaluation()
-        return Outcome("stopped" if session.stopped else "finished", evaluation, self._progress, dynamic)
+        status = "stopped" if session.stopped else "finished"  # the last evaluation may have been interrupted
+        return Outcome(status, self._ended(), evaluation, self._progress, dynamic)
+
+    def _ended(self) -> dict[str, Any]:
+        """Why it ends here, the same on every rank; collective."""
+        session, total = self._session, self._session.total_steps
+        if session.stopped:
+            with session.parts.world.ledger.paused():
+                names = session.parts.world.main.allgather(session.parts.signal.name)
+            return ended.stop(total, next((name for name in names if name), "unknown"))
+        if self._progress.ended and session.step < total:
+            return ended.early_stop(total, self._train.best_metric, self._progress.misses)
+        return {"by": ended.BY_STEPS, "total_steps": total}
 
     def _to_the_end(self) -> None:
         """All steps that are left, with what is due after each."""
@@ -203,16 +219,20 @@ class Loop:
         if split is None:
             return None
         with session.parts.timer("evaluate"), session.parts.world.ledger.paused():
-            step = self._take_best()
+            step, checkpoint = self._take_best()
             found = session.evaluate_unless_stopped(split)
             otherwise = None if found is None else evaluated_otherwise(session, split)
-        return None if found is None or otherwise is None else {"step": step, **found, **otherwise}
+        of = {"split": split, "checkpoint": checkpoint, "step": step}
+        return None if found is None or otherwise is None else {**of, **found, **otherwise}
 
-    def _take_best(self) -> int:
-        """Loads the best checkpoint where one is kept and whole; returns the step whose weights there are then."""
+    def _take_best(self) -> tuple[int, str]:
+        """Loads the best checkpoint where one is kept and whole.
+
+        Returns the step whose weights there are then, and whether they are the ``best`` ones or the ``last``.
+        """
         session, main, last = self._session, self._session.parts.world.main, self._session.step
         if not self._checkpoint.keep_best or self._progress.best_step in (None, last):
-            return last
+            return last, "best" if self._checkpoint.keep_best and self._progress.best_step == last else "last"
         best, problem = None, None
         try:
             best = find_checkpoint(self._folder, str(step_folder(self._folder, self._progress.best_step)), main)
@@ -222,9 +242,9 @@ class Loop:
         if best is None or problem is not None:  # what was trained is all there: no reason to fail
             if main.rank == 0:
                 warnings.warn(f"the last step, {last}, is evaluated instead of the best: {problem}", stacklevel=4)
-            return last
+            return last, "last"
         state.load(session, best, resume=False)
-        return best.step
+        return best.step, "best"
 
     def _one(self, step: Any) -> None:
         session = self._session

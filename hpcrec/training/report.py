@@ -13,10 +13,12 @@ from typing import Any
 
 from hpcrec.data.files import write_text
 from hpcrec.training import attempts, times
+from hpcrec.training.bar import waits
 from hpcrec.training.copies import copies_rows
+from hpcrec.training.ended import ended_words, evaluated_words, metrics_of
 from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import read_metrics
-from hpcrec.units import format_bytes
+from hpcrec.units import format_bytes, format_duration
 
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 240, 64, 16, 14, 34  # pixels of a chart and its margins
 _DOTS = 60  # points up to which each has a dot
@@ -99,20 +101,19 @@ def text_table(summary: Mapping[str, Any]) -> str:
 
 def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What came out and how fast, as (name, value)."""
-    rows = [
-        ("status", str(summary["status"])),
+    rows = [("status", str(summary["status"]))]
+    rows += [("ended", why)] if (why := ended_words(summary)) else []
+    rows += [
         ("steps", f"{summary['steps']:,}"),
         ("samples", f"{summary['samples']:,}"),
     ]
     tries = summary.get("attempts")  # not there if they could not be read
     if tries is not None and tries["number"] > 1:
-        lost = f"{tries['lost_steps']:,} steps done again, {_duration(tries['lost_s'])}"
-        rows.append(("attempts", f"{tries['number']}, {_duration(tries['total_s'])} in all; {lost} of them lost"))
-    found = dict(summary["eval"])
-    rows += [("evaluated", f"step {found.pop('step'):,}")] if "step" in found else []
-    by_label = found.pop("by_label", {})
-    rows += [(name, _number(value)) for name, value in found.items() if value is not None]
-    rows += [(f"label {label}", _metrics(of)) for label, of in by_label.items()]
+        lost = f"{tries['lost_steps']:,} steps done again, {format_duration(tries['lost_s'])}"
+        rows.append(("attempts", f"{tries['number']}, {format_duration(tries['total_s'])} in all; {lost} of them lost"))
+    rows += [("evaluated", of)] if (of := evaluated_words(summary["eval"])) else []
+    for name, value in metrics_of(summary["eval"]).items():
+        rows.append((name, _metrics(value) if isinstance(value, Mapping) else _number(value)))
     throughput = summary["throughput"]
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
     step_ms = throughput["step_ms"]
@@ -148,10 +149,9 @@ def step_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     apart = any(name.startswith("owner.") for name in seconds)
     held = "owner." if apart else ""
     beside = "values_wait" in seconds  # threads of their own do both at once
-    rows_wait = ["values_wait"] if beside else ["route_wait", "values", "gradients"]
     messages = {f"messages_of_{p}": [least(p)] for p in ("values", "gradients")}
     both = {"messages_of_rows": [least("values"), least("gradients")]}
-    waits = shares(rows=rows_wait, dense_sums=["agree", "dense_reduce"], data=["load_wait"])
+    waited = shares(**waits(seconds))
     busy = shares(
         models_of_dense_ranks=["forward", "backward", "dense_update", "teachers"],
         rows_of_owners=[held + phase for phase in ("gather", "update")],
@@ -161,7 +161,7 @@ def step_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
     busiest = max(busy, key=lambda name: busy[name])
     drains = summary["drains"]
-    told = ", ".join(f"{share:.1%} for {name}" for name, share in waits.items())
+    told = ", ".join(f"{share:.1%} for {name}" for name, share in waited.items())
     if drains["number"]:
         told += f"; {drains['number']:,} drain points cost {drains['s'] / step_s:.1%}"
     return [("steps wait", told), ("busiest", f"{busiest}, {busy[busiest]:.1%} of the time")]
@@ -182,14 +182,6 @@ def drains_advice(summary: Mapping[str, Any], every: Mapping[str, int]) -> str:
         f"\ndrain points take {share:.1%} of the time of steps, {seconds / number * 1e3:.3g} ms each: {keys}. "
         f"With {more} it is {DRAINS_SHARE:.0%}."
     )
-
-
-def _duration(seconds_s: float) -> str:
-    """``4000`` -> ``'1 h 6 min'``."""
-    if seconds_s < 60:
-        return f"{seconds_s:.3g} s"
-    minutes = round(seconds_s / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"
 
 
 def _number(value: float | Sequence[float | None]) -> str:

@@ -17,6 +17,7 @@ from typing import Self
 from hpcrec.comm.failure import StopSignal, attempt, say
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.training import queue
+from hpcrec.training.ended import TIME_LIMIT
 
 # A stop has to be over this long before the job's end: the warning may come 60 s early, HPCREC_STOP_S is 30 s less than
 # the warning's lead, and to ask squeue may take another 30 s.
@@ -24,7 +25,6 @@ SPARE_S = 120.0
 SCRIPT_S = 30  # of these: the warning's lead less HPCREC_STOP_S
 ASK_LIMIT_S = 30.0
 AGAIN_S = 120.0  # after this squeue is asked again: a limit may be changed while the job runs
-NAME = "time limit"  # of the stop that is begun here, where a signal has its own
 SAY_LIMIT_S = 5.0  # for a line of a log that takes no more
 LEAST_S = 1.0  # and not before: it counts in whole seconds, so that in the last one it would be asked again and again
 LONGER = 1.25  # what is said of a stop is said again where it may take so many times as long
@@ -164,7 +164,7 @@ class StopTime:
     @property
     def goes_on_from(self) -> int | None:
         """The step of the newest whole checkpoint where a stop was begun here, and by no signal; else None."""
-        return self._saved_step if self._signal.name == NAME else None
+        return self._saved_step if self._signal.name == TIME_LIMIT else None
 
     def look(self) -> float | None:
         """Begins the stop where it is time for it, and says what there is to say.
@@ -216,7 +216,7 @@ class StopTime:
         if self._closed:  # the run has ended meanwhile
             return
         self._begun = True
-        self._signal.request(NAME)
+        self._signal.request(TIME_LIMIT)
         said = f"job {self._job} ends in {left_s:.0f} s, and {self._needs(needed_s)}"
         if self._told_s == 0 and not self._told_problem:  # it was so from the first checkpoint on
             _say(

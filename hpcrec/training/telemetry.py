@@ -17,24 +17,25 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Self, TextIO
+from typing import Any, Self
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from hpcrec.again import is_there, read_json_lines
 from hpcrec.comm.failure import say
 from hpcrec.data.files import write_text, writing
 from hpcrec.errors import OutputError
-from hpcrec.units import KiB, format_bytes
+from hpcrec.training.bar import Bar
+from hpcrec.units import KiB
 
 STATUSES = ("finished", "stopped", "failed")
 # What summary.json consists of: a nested mapping says which keys, None that anything goes.
 SUMMARY_KEYS: dict[str, Any] = {
     "status": None,
+    "ended": dict.fromkeys(("by", "total_steps", "metric", "evaluations", "signal")),
     "steps": None,
     "samples": None,
     "skipped_steps": None,
@@ -42,6 +43,8 @@ SUMMARY_KEYS: dict[str, Any] = {
     "attempts": dict.fromkeys(("number", "total_s", "lost_steps", "lost_s")),
     "eval": dict.fromkeys(
         (
+            "split",
+            "checkpoint",
             "step",
             "auc",
             "attainable_auc",
@@ -77,10 +80,15 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-# only where there was an evaluation, where the data set knows it, where dense ranks are in groups, where vectors are
-# thresholded, where there are several labels
+# only of a run that ended early, where there was an evaluation, where the data set knows it, where dense ranks are in
+# groups, where vectors are thresholded, where there are several labels
 _OPTIONAL = (
     "attempts",
+    "ended.metric",
+    "ended.evaluations",
+    "ended.signal",
+    "eval.split",
+    "eval.checkpoint",
     "eval.step",
     "eval.attainable_auc",
     "eval.group_auc",
@@ -93,8 +101,7 @@ _OPTIONAL = (
 )
 _FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
-_RECENT_STEPS = 20  # over which the bar's samples/s are taken
-_LOG_BAR_EVERY_S = 30.0  # where the progress bar goes to a file
+_RECENT_STEPS = 20  # over which the samples/s that are shown are taken
 
 
 class Telemetry:
@@ -110,7 +117,11 @@ class Telemetry:
         Steps done before (a resumed run) and steps of the whole run. Lines of metrics.jsonl past ``first_step`` are
         from a run that was interrupted after its last checkpoint; they are dropped, and written anew.
     tensorboard, progress : bool
-        Whether to write TensorBoard's files, and to show a progress bar.
+        Whether to write TensorBoard's files, and to show progress on stderr (``bar``).
+    columns : int, optional
+        Of the launcher's terminal, as ``bar.columns_told``; by default stderr is asked itself.
+    phases : callable
+        Seconds of this rank's steps by phase, so far.
     """
 
     def __init__(
@@ -122,14 +133,15 @@ class Telemetry:
         total_steps: int | None = None,
         tensorboard: bool = True,
         progress: bool = True,
+        columns: int | None = None,
+        phases: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.folder = Path(folder)
         self._samples = 0
         self._step_s = array("d")
         self._lines: _Appended | None = None
         self._board: _TensorBoard | None = None
-        self._bar = None
-        self._shown: dict[str, str] = {}
+        self._bar: Bar | None = None
         if not active:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -142,15 +154,7 @@ class Telemetry:
             except OutputError as error:
                 say(f"hpcrec: {error} TensorBoard is left out: the run goes on without it.\n")
         if progress:
-            every_s = 0.1 if sys.stderr.isatty() else _LOG_BAR_EVERY_S
-            self._bar = tqdm(
-                file=_Shown(sys.stderr),
-                total=total_steps,
-                initial=first_step,
-                unit="step",
-                mininterval=every_s,
-                dynamic_ncols=True,
-            )
+            self._bar = Bar(sys.stderr, columns=columns, first_step=first_step, total_steps=total_steps, phases=phases)
 
     def step(self, seconds: float, samples: int, *, loss: float | None = None, wire_bytes: float | None = None) -> None:
         """Counts one step.
@@ -172,38 +176,25 @@ class Telemetry:
             return
         recent_s = self._step_s[-_RECENT_STEPS:]
         if sum(recent_s) > 0:
-            self._shown["samples/s"] = f"{samples * len(recent_s) / sum(recent_s):.3g}"
-        self._show({"loss": loss, "wire_bytes_per_step": wire_bytes})
-        self._bar.update(1)
+            self._bar.show({"samples_per_s": samples * len(recent_s) / sum(recent_s)})
+        self._bar.show({"loss": loss, "wire_bytes_per_step": wire_bytes})
+        self._bar.step()
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, and the numbers to TensorBoard.
 
-        Numbers that JSON cannot hold (nan, infinities) become null. The bar shows ``loss``, ``wire_bytes_per_step`` and
-        any ``auc``, whatever comes before its name. What cannot be written of either file is kept, and written with a
-        later line.
+        Numbers that JSON cannot hold (nan, infinities) become null. ``Bar.show`` says which of them are shown. What
+        cannot be written of either file is kept, and written with a later line.
         """
         if self._lines is None:
             return
         line = json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n"
         self._lines.add(line.encode())
-        self._show(values)
+        if self._bar is not None:
+            self._bar.show(values)
         if self._board is not None:
             numbers = {name: v for name, v in values.items() if isinstance(v, int | float | np.number)}
             self._board.add(step, {name: float(v) for name, v in numbers.items() if math.isfinite(v)})
-
-    def _show(self, values: Mapping[str, Any]) -> None:
-        """Puts what the bar shows of ``values`` behind it."""
-        if self._bar is None:
-            return
-        for name, value in values.items():
-            if not isinstance(value, int | float):
-                continue
-            if name == "loss" or name.endswith("auc"):
-                self._shown[name] = f"{value:.4f}"
-            elif name == "wire_bytes_per_step":
-                self._shown["sent"] = f"{format_bytes(value)}/step"
-        self._bar.set_postfix(self._shown, refresh=False)
 
     def throughput(self) -> dict[str, Any]:
         """Samples a second, and the median and 95th percentile of step times, as summary.json has them."""
@@ -227,24 +218,6 @@ class Telemetry:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Shown:
-    """A stream for a progress bar: what it does not take, as under a full quota on a log, is no reason to fail."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)  # what it is, a terminal for one
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._stream.flush()
 
 
 class _Appended:

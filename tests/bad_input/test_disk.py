@@ -112,9 +112,10 @@ def test_full_disk_at_the_end(
     assert not (run / "summary.json").exists() and (run / "checkpoints" / "step-12" / "manifest.json").exists()
 
 
-def test_full_disk_for_predictions(hpcrec: Forked, config: Path) -> None:
+@pytest.mark.parametrize("name", ["out.h5", "out.parquet", "out.csv"])
+def test_full_disk_for_predictions(hpcrec: Forked, config: Path, name: str) -> None:
     train(load_config(config))
-    out = config.parent / "out.h5"
+    out = config.parent / name
     data = config.parent / "train.h5"
     done = hpcrec("predict", config.parent / "run", "--data", data, "--out", out, file_bytes=1_000)
     assert done.code == 1 and f"{out}: cannot be written (" in done.err and "Traceback" not in done.err, done.err

@@ -138,9 +138,21 @@ def test_predict_wants_data_and_a_file_to_write(run_folder, config, commands, ca
     assert hpcrec("predict", run_folder, "--data", config, "--out", out, "--set", "model.width=8") == 0
     assert capsys.readouterr().out == f"{out}: 12 predictions\n"
     ((_, (given,), named),) = commands
-    assert given.model.width == 8 and named == {"data": str(config), "out": out, "checkpoint": "best"}
+    assert given.model.width == 8 and named == {
+        "data": str(config),
+        "out": out,
+        "checkpoint": "best",
+        "columns": (),
+        "kind": None,
+    }
     assert hpcrec("predict", run_folder, "--out", out) == 2
     assert "--data" in capsys.readouterr().err
+    line = ("predict", run_folder, "--data", config, "--out", tmp_path / "out.dat")
+    assert hpcrec(*line, "--format", "csv", "--columns", "user, item") == 0
+    assert commands[-1][2]["columns"] == ("user", "item") and commands[-1][2]["kind"] == "csv"
+    assert hpcrec(*line, "--columns", "user,,item") == 2 and "empty name" in capsys.readouterr().err
+    assert hpcrec("run", "-n", "2", "--", *line) == 2, "before any rank is started"
+    assert "ends with '.dat'. Allowed: .h5, .hdf5, .parquet, .csv." in capsys.readouterr().err
 
 
 def test_only_the_first_rank_prints(run_folder, commands, capsys, monkeypatch):

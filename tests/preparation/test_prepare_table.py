@@ -102,6 +102,8 @@ def test_values(tmp_path: Path, ending: str) -> None:
     summary = prepare_table([path], tmp_path / "out", table, split=ALL)
     assert summary.samples == {"train": 5} and summary.label_rate["train"] == pytest.approx(0.4)
     assert summary.label_rates == {"train": {"click": pytest.approx(0.4), "bought": pytest.approx(0.4)}}
+    with DataSet(tmp_path / "out" / "train.h5") as data:
+        assert data.label_names == ("click", "bought")
     assert summary.cardinalities == {"user": 100, "site": 1000, "shown": 4, "tags": 50, "level": 512}
     found = read(tmp_path / "out")
     np.testing.assert_array_equal(found.label, [[1, 0], [0, 0], [0, 1], [1, 1], [0, 0]])
@@ -239,6 +241,7 @@ def test_parquet_gives_the_samples_of_the_text(tmp_path: Path) -> None:
         np.testing.assert_array_equal(text.sparse[name].ids, parquet.sparse[name].ids)
     with DataSet(tmp_path / "pieces" / "train.index.json") as data:
         np.testing.assert_array_equal(data.read(0, 5).sparse["tags"].ids, text.sparse["tags"].ids)
+        assert data.label_names == ("click", "bought"), "an index of pieces has what they have"
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ RAN = Times(4.0, {"forward": (1.0, 0.0, 0.0), "values": (0.0, 2.5, 0.0)}, 0.5, {
 def summary(**changes):
     whole = {
         "status": "finished",
+        "ended": {"by": "early stop", "total_steps": 316, "metric": "auc", "evaluations": 3},
         "steps": 100,
         "samples": 204_800,
         "skipped_steps": 0,
@@ -225,7 +226,7 @@ def test_a_run_goes_on_where_a_lost_node_has_left_holes_in_its_metrics(tmp_path)
 
 
 def test_bar_and_tensorboard(tmp_path, capsys):
-    with Telemetry(tmp_path, active=True, total_steps=5, first_step=3) as told:
+    with Telemetry(tmp_path, active=True, total_steps=5, first_step=3, columns=200) as told:
         told.step(0.5, 100, loss=0.25, wire_bytes=1_540_000)
         told.log(4, {"validation_auc": 0.75, "note": "text", "auc": math.nan})
         told.step(0.5, 100)
@@ -236,17 +237,19 @@ def test_bar_and_tensorboard(tmp_path, capsys):
     assert b"validation_auc" in events.read_bytes()
 
 
-def test_a_bar_on_a_log_that_takes_no_more_ends_nothing(tmp_path):
+@pytest.mark.parametrize("columns", ["0", "80"])
+def test_a_bar_on_a_log_that_takes_no_more_ends_nothing(tmp_path, columns):
     code = (
         "import sys; from pathlib import Path; from hpcrec.training.telemetry import Telemetry\n"
-        "with Telemetry(Path(sys.argv[1]), active=True, total_steps=9, tensorboard=False) as told:\n"
+        "columns = int(sys.argv[2]) or None\n"
+        "with Telemetry(Path(sys.argv[1]), active=True, total_steps=9, tensorboard=False, columns=columns) as told:\n"
         "    for _ in range(9):\n"
         "        told.step(0.5, 100, loss=0.25)\n"
-        "        told._bar.refresh()\n"
+        "        told._bar._write()\n"
         "print('all steps')"
     )
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, stderr=full)
+        done = subprocess.run([sys.executable, "-c", code, str(tmp_path), columns], stdout=subprocess.PIPE, stderr=full)
     assert (done.returncode, done.stdout) == (0, b"all steps\n")
 
 
@@ -254,7 +257,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     write_summary(tmp_path / "run", summary(eval={**summary()["eval"], "auc": math.nan}))
     found = json.loads((tmp_path / "run/summary.json").read_text())
     assert " ".join(found) == (
-        "status steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
+        "status ended steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
         "dense_compression exchange_thresholds exchange time phase_s drains slow_ranks read_age peak_rss_bytes owners "
         "imbalance copies rows_ahead dynamic_tables topology versions"
     )
@@ -292,7 +295,7 @@ def test_drain_points_that_cost_much_are_named():
 @pytest.mark.parametrize("key", sorted(telemetry.SUMMARY_KEYS.keys() - {"attempts"}))  # which may not be readable
 def test_a_summary_without_a_key_is_refused(tmp_path, key):
     broken = {k: v for k, v in summary().items() if k != key}
-    with pytest.raises(ValueError, match=f"has no {key}. Allowed: status, steps"):
+    with pytest.raises(ValueError, match=f"has no {key}. Allowed: status, ended, steps"):
         write_summary(tmp_path, broken)
     assert not (tmp_path / "summary.json").exists()
 
@@ -302,6 +305,7 @@ def test_other_wrong_summaries_are_refused(tmp_path):
         (summary(extra=1), "unknown key extra"),
         (summary(status="done"), "'done'. Allowed: finished, stopped, failed"),
         (summary(eval={"auc": 0.5}), "has no eval.logloss"),
+        (summary(ended={"by": "steps"}), "has no ended.total_steps"),
         (summary(throughput={"samples_per_s": 1.0, "step_ms": {"p50": 1.0}}), "has no throughput.step_ms.p95"),
         (summary(wire_bytes={"ids": {"same_host": 1}}), "has no wire_bytes.ids.cross_host"),
         (summary(wire_messages={"ids": {"cross_host": 1}}), "has no wire_messages.ids.same_host"),

@@ -1,0 +1,175 @@
+"""How far a run is, shown while it trains: a bar that moves on a terminal, whole lines in a file or a pipe.
+
+Under ``hpcrec run`` the ranks' stderr is a pipe to the launcher. Whether that writes to a terminal, and how wide it
+was at the start, the launcher alone knows: it says so by ``HPCREC_TERMINAL``. Knows figures and a stream, not what is
+trained, and imports nothing heavy, for the launcher reads it too.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from hpcrec.errors import ConfigError
+from hpcrec.units import format_bytes, format_duration
+
+TERMINAL = "HPCREC_TERMINAL"  # columns of the terminal that stderr ends at; not set where it ends at none
+COLUMNS = 80  # of a terminal that does not say it
+BAR_EVERY_S = 0.1
+LINE_EVERY_S = 30.0
+
+
+def columns_at(descriptor: int) -> int | None:
+    """Columns of the terminal that a file descriptor is; None where it is none."""
+    if not os.isatty(descriptor):
+        return None
+    with contextlib.suppress(OSError):
+        return os.get_terminal_size(descriptor).columns or COLUMNS
+    return COLUMNS
+
+
+def columns_told(environment: Mapping[str, str]) -> int | None:
+    """Columns of the launcher's terminal; None where it says of none.
+
+    Raises
+    ------
+    ConfigError
+        What stands there is no number of columns.
+    """
+    text = environment.get(TERMINAL)
+    if text is not None and not (text.isdecimal() and int(text)):
+        raise ConfigError(
+            f"{TERMINAL} is {text!r}. Allowed: a number of columns, as 80. It is set by 'hpcrec run'; do not set it."
+        )
+    return None if text is None else int(text)
+
+
+def waits(phases: Mapping[str, float]) -> dict[str, Sequence[str]]:
+    """The phases in which steps wait, by what they wait for."""
+    rows = ["values_wait"] if "values_wait" in phases else ["route_wait", "values", "gradients"]
+    return {"rows": rows, "dense_sums": ["agree", "dense_reduce"], "data": ["load_wait"]}
+
+
+class Bar:
+    """Shows steps as they are done, and what is known of them. What the stream does not take is left out.
+
+    Parameters
+    ----------
+    stream : text file
+    columns : int, optional
+        Of the terminal that it ends at; by default it is asked itself whether it is one, and how wide.
+    first_step, total_steps : int
+        Steps done before, and steps of the whole run; None: not known.
+    phases : callable
+        Seconds of this rank's steps by phase, so far.
+    clock : callable
+        Seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        columns: int | None = None,
+        first_step: int = 0,
+        total_steps: int | None = None,
+        phases: Callable[[], Mapping[str, float]] = dict,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream, self._phases, self._clock = _Forgiving(stream), phases, clock
+        self._first, self._step, self._total = first_step, first_step, total_steps
+        self._shown: dict[str, str] = {}
+        self._began_s, self._shown_s, self._shown_step = clock(), float("-inf"), first_step
+        self._bar = None
+        if columns is not None or stream.isatty():
+            self._bar = tqdm(
+                file=self._stream,
+                total=total_steps,
+                initial=first_step,
+                unit="step",
+                ncols=columns,
+                dynamic_ncols=columns is None,
+            )
+
+    def show(self, values: Mapping[str, Any]) -> None:
+        """Takes ``loss``, ``samples_per_s``, ``wire_bytes_per_step`` and any ``auc``, to be shown from now on."""
+        for name, value in values.items():
+            if not isinstance(value, int | float):
+                continue
+            if name == "loss" or name.endswith("auc"):
+                self._shown[name] = f"{value:.4f}"
+            elif name == "samples_per_s":
+                self._shown["samples/s"] = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+            elif name == "wire_bytes_per_step":
+                self._shown["sent"] = f"{format_bytes(value)}/step"
+
+    def step(self) -> None:
+        """A step is done; shown if that is due."""
+        self._step += 1
+        if self._clock() - self._shown_s >= (LINE_EVERY_S if self._bar is None else BAR_EVERY_S):
+            self._write()
+
+    def close(self) -> None:
+        """Shows the last step, and ends the bar; again does nothing."""
+        if self._shown_step < self._step:
+            self._write()
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _write(self) -> None:
+        self._shown_s, self._shown_step = self._clock(), self._step
+        phases = self._phases()
+        if step_s := phases.get("step", 0.0):
+            waited_s = sum(phases.get(phase, 0.0) for of in waits(phases).values() for phase in of)
+            self._shown["waiting"] = f"{waited_s / step_s:.0%}"
+        if (n_bytes := _resident_bytes()) is not None:
+            self._shown["memory"] = format_bytes(n_bytes)
+        shown = dict(sorted(self._shown.items(), key=_place))
+        if self._bar is not None:
+            self._bar.n = self._step
+            self._bar.set_postfix(shown)
+            return
+        of = "" if self._total is None else f" of {self._total}"
+        figures = [f"step {self._step}{of}", *(f"{name} {text}" for name, text in shown.items())]
+        if self._total is not None and self._step > self._first:
+            pace_s = (self._shown_s - self._began_s) / (self._step - self._first)
+            figures.append(f"{format_duration(max(self._total - self._step, 0) * pace_s)} left")
+        self._stream.write(", ".join(figures) + "\n")  # in one piece: other ranks may write there too
+        self._stream.flush()
+
+
+def _place(shown: tuple[str, str]) -> int:
+    """What comes first: what a narrow terminal still shows, and the same in every line. Qualities follow the loss."""
+    order = ("loss", "samples/s", "waiting", "memory", "sent")
+    return 2 * order.index(shown[0]) if shown[0] in order else 1
+
+
+class _Forgiving:
+    """A stream: what it does not take, as under a full quota on a log, is no reason to fail."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)  # its encoding, for one
+
+    def write(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stream.flush()
+
+
+def _resident_bytes() -> int | None:
+    """Memory that this process holds now; None where the system does not say."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+    return None
