@@ -29,6 +29,7 @@ from hpcrec.again import is_there, read_json_lines
 from hpcrec.comm.failure import say
 from hpcrec.data.files import write_text, writing
 from hpcrec.errors import OutputError
+from hpcrec.training.calibration import TABLES, told
 from hpcrec.units import KiB, format_bytes
 
 STATUSES = ("finished", "stopped", "failed")
@@ -40,22 +41,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "skipped_steps": None,
     "dropped_features": None,
     "attempts": dict.fromkeys(("number", "total_s", "lost_steps", "lost_s")),
-    "eval": dict.fromkeys(
-        (
-            "step",
-            "auc",
-            "attainable_auc",
-            "logloss",
-            "normalized_entropy",
-            "calibration",
-            "group_auc",
-            "group_logloss",
-            "masked_auc",
-            "masked_logloss",
-            "unmasked_auc",
-            "unmasked_logloss",
-        )
-    ),
+    "eval": None,  # metrics have names that a run chooses
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
     "wire_messages": None,  # empty where a run went on from a checkpoint that does not say them
@@ -75,19 +61,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-# only where there was an evaluation, where the data set knows it, where dense ranks are in groups, where vectors are
-# thresholded
-_OPTIONAL = (
-    "attempts",
-    "eval.step",
-    "eval.attainable_auc",
-    "eval.group_auc",
-    "eval.group_logloss",
-    "eval.masked_auc",
-    "eval.masked_logloss",
-    "eval.unmasked_auc",
-    "eval.unmasked_logloss",
-)
+_OPTIONAL = ("attempts",)
 _FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
 _RECENT_STEPS = 20  # over which the bar's samples/s are taken
@@ -186,8 +160,10 @@ class Telemetry:
         self._lines.add(line.encode())
         self._show(values)
         if self._board is not None:
-            numbers = {name: v for name, v in values.items() if isinstance(v, int | float | np.number)}
-            self._board.add(step, {name: float(v) for name, v in numbers.items() if math.isfinite(v)})
+            tables = [told(name, found) for name, found in values.items() if name.endswith(TABLES)]
+            numbers = [*values.items(), *(item for table in tables for item in table.items())]
+            finite = [(name, float(v)) for name, v in numbers if isinstance(v, int | float | np.number)]
+            self._board.add(step, {name: v for name, v in finite if math.isfinite(v)})
 
     def _show(self, values: Mapping[str, Any]) -> None:
         """Puts what the bar shows of ``values`` behind it."""
