@@ -188,6 +188,8 @@ class Batch:
     weight : float32 [B] or None
         Sample weights; None means 1.
     bags : Bags
+    group : int64 [B] or None
+        Groups of samples, for metrics; None where they were not asked for.
     positions : int64 [B] or None
         Which samples of the global batch these are, by their place in the order; None: those from ``start`` on.
     """
@@ -200,4 +202,5 @@ class Batch:
     label: Floats
     weight: Floats | None
     bags: Bags
+    group: Ints | None = None
     positions: Ints | None = None

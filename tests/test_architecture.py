@@ -37,9 +37,11 @@ ALLOWED = {
     "data": "again clock comm kernels plan",  # plan: curves, of what is counted
     "preparation": "again data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
     "serving": "again data kernels",
-    "config": "toml policy exchange",  # policy, exchange: names, and what forms say of themselves
+    # policy, exchange: names, and what forms say of themselves; training.metric_names: which metrics there are
+    "config": "toml policy exchange training.metric_names",
     "systems": "config",
-    "training": "again clock exchange policy dense data models embedding comm",
+    "training.metric_names": "",
+    "training": "training.metric_names again clock exchange policy dense data models embedding comm",
     # A session's parts are saved, so it knows them; disk: rows that are links to a store's files are read from these.
     "checkpoint": "again clock training dense data embedding disk comm",
     "checkpoint.tools": "again checkpoint dense data comm",  # checkpoints without a session

@@ -49,9 +49,11 @@ from hpcrec.exchange.choose import Choice
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.offers import Offers
+from hpcrec.operators.base import Operator
 from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.training.compression import advise
 from hpcrec.training.look_ahead import LookAhead
+from hpcrec.training.measures import Measures, load_own
 from hpcrec.training.nonfinite import Guard
 from hpcrec.training.parts import DensePart, Parts, Split
 from hpcrec.training.schedule import Schedule
@@ -107,6 +109,7 @@ def _opened(config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> 
     _check_same_deal(agreed(lambda: _dealt(splits, world.topology)), world)
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
+    measures = agreed(lambda: _measures(config, splits, operators))
     offer = partial(make_offers, config, dataset, operators, world.topology, reading=reading)
     paths = PATHS if config.exchange.path == "auto" and world.by_levels else (PATHS[world.by_levels],)
     offered = agreed(lambda: {path: offer(levels=path == "levels") for path in paths})
@@ -123,7 +126,6 @@ def _opened(config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> 
     affinity = None if reading else agreed(lambda: make_affinity(config, tables, families, world.topology.dense))
     store = agreed(lambda: _make_store(config, tables, families, world.topology))
     exchange = make_exchange(config, world, splits["train"], operators, layout, store, place, timer)
-
     what, limit = config.train.nonfinite, config.train.nonfinite_limit
     guard = Guard(world.main, world.dense, skips=what != "stop", drops=what == "drop", limit=limit)
     parts = Parts(
@@ -137,6 +139,7 @@ def _opened(config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> 
         slices=dense.slices(exchange.slices, layout.away),
         clip_norm=config.dense.clip_norm,
         splits=splits,
+        measures=measures,
         schedule=_schedule(config, config.train.steps or config.train.epochs * splits["train"].order.n_batches),
         scale_embeddings=config.schedule.apply_to_embeddings,
         epochs=config.train.epochs,
@@ -156,6 +159,19 @@ def _opened(config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> 
     if not reading:
         advise(parts)
     return Session(parts, guard)
+
+
+def _measures(config: Config, splits: Mapping[str, Split], operators: Mapping[str, Operator]) -> Measures:
+    """What evaluations measure; refuses what the data sets that are evaluated, or the model, do not have."""
+    best = config.train.early_stop is not None or config.checkpoint.keep_best
+    names = tuple(dict.fromkeys((*config.evaluation.metrics, *([config.train.best_metric] if best else []))))
+    folder = None if config.model.folder is None else Path(config.model.folder)
+    measures = Measures(metrics=names, own=load_own(names, folder), by=config.evaluation.by)
+    measures.check_by(sorted({lookup.feature for operator in operators.values() for lookup in operator.lookups}))
+    for name, split in splits.items():
+        if name != "train":
+            measures.columns(split.dataset)
+    return measures
 
 
 def _settled(

@@ -4,6 +4,7 @@ Parses a command line, checks the configuration and hands over. What a command n
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
 """
 
+import dataclasses
 import json
 import os
 import sys
@@ -115,14 +116,19 @@ def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Se
 
 @command_line.command(
     epilog=examples(
-        "hpcrec evaluate runs/quickstart", "hpcrec run -n 4 -- evaluate my.toml --data tomorrow.h5 --checkpoint last"
+        "hpcrec evaluate runs/quickstart",
+        "hpcrec run -n 4 -- evaluate my.toml --data tomorrow.h5 --checkpoint last",
+        'hpcrec evaluate runs/quickstart --by user --set evaluation.metrics=\'["auc", "gauc"]\'',
     )
 )
 @click.argument("run_or_config", type=Anything)
 @click.option("--data", type=File, help="Data set to evaluate on; the run's test or validation data by default.")
+@click.option("--by", multiple=True, metavar="FEATURE", help="Calibration by the values of FEATURE too; repeatable.")
 @checkpoint_option
 @set_option
-def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides: Sequence[str]) -> None:
+def evaluate(
+    run_or_config: Path, data: Path | None, by: Sequence[str], checkpoint: str, overrides: Sequence[str]
+) -> None:
     """Evaluate a trained model; print its metrics as JSON.
 
     RUN_OR_CONFIG is a run folder, or the TOML file that made it. Any number of ranks will do.
@@ -132,6 +138,10 @@ def evaluate(run_or_config: Path, data: Path | None, checkpoint: str, overrides:
     from hpcrec.cli import train as commands
 
     config = run_config(run_or_config, overrides)
+    if by:
+        config = dataclasses.replace(
+            config, evaluation=dataclasses.replace(config.evaluation, by=tuple(dict.fromkeys(by)))
+        )
     found = commands.evaluate(config, data=None if data is None else str(data), checkpoint=checkpoint)
     if rank == 0:
         click.echo(json.dumps(found, indent=2, default=_as_list))

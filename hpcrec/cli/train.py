@@ -29,6 +29,7 @@ from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import versions as mpi_versions
 from hpcrec.config import (
     Config,
+    EvaluationConfig,
     to_toml,
     with_absolute_paths,
     with_copied_data,
@@ -50,12 +51,8 @@ from hpcrec.training.session import Session
 from hpcrec.training.stop_time import StopTime, seconds_left, seconds_left_at_start, stop_seconds
 from hpcrec.training.times import role_of, times_of
 
-EVALUATED_OF = ("split", "checkpoint", "step")
 EVALUATED = ("auc", "logloss", "normalized_entropy", "calibration")
-EVALUATED_BESIDE = (
-    *("group_auc", "group_logloss", "masked_auc", "masked_logloss", "unmasked_auc", "unmasked_logloss"),
-    "by_label",
-)
+NOT_TOLD = ("samples",)  # of an evaluation, in summary.json
 
 
 def train(
@@ -208,6 +205,8 @@ def predict(
         The file's name ends in another way, or the data set has no such column; on every rank.
     """
     kind = format_of(out, kind)
+    without = EvaluationConfig(metrics=(), by=())  # nothing is measured, so no code for it is run
+    config = replace(config, evaluation=without, train=replace(config.train, early_stop=None))
     with open_for_reading(config, data, checkpoint) as session:
         topology, dense = session.topology, session.parts.world.dense
         dataset = session.parts.splits["test"].dataset
@@ -402,8 +401,7 @@ def _summary(session: Session, outcome: Outcome, told: telemetry.Telemetry, soft
     split = next((s for s in ("test", "validation") if s in session.parts.splits), None)
     evaluation: dict[str, Any] = dict.fromkeys(EVALUATED)
     if outcome.evaluation is not None:
-        further = [name for name in EVALUATED_BESIDE if name in outcome.evaluation]
-        evaluation = {name: outcome.evaluation[name] for name in (*EVALUATED_OF, *EVALUATED, *further)}
+        evaluation = {name: value for name, value in outcome.evaluation.items() if name not in NOT_TOLD}
     evaluation |= {} if split is None else _attainable(session, split)
     return {
         "status": outcome.status,

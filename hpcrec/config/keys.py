@@ -19,6 +19,7 @@ from hpcrec import toml
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, settable
 from hpcrec.policy import POLICIES
+from hpcrec.training import metric_names
 from hpcrec.types import OptimizerSpec
 from hpcrec.units import BYTES_PATTERN, MiB
 
@@ -40,7 +41,6 @@ Bytes = Annotated[
 ]
 Share = Annotated[float, Field(strict=True, ge=0, le=1)]
 Decay = Annotated[float, Field(strict=True, ge=0, lt=1)]
-Metric = Literal["auc", "logloss", "normalized_entropy"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -512,8 +512,12 @@ class EarlyStopConfig:
     """Ends training when evaluations of the validation data stop improving. Absent: never."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
-    metric: Metric = "auc"
-    """What must improve: auc rises, logloss and normalized_entropy fall. Also what the best checkpoint is best in."""
+    metric: Text = "auc"
+    """What must improve: one of evaluation.metrics, or another that it allows, but for calibration; it is computed then
+    too. Also what the best checkpoint is best in."""
+    higher_is_better: Flag | None = None
+    """Whether a metric of your own improves by rising. Required for those, and only for those: of the others it is
+    known."""
     patience: Positive = 3
     """Evaluations in a row without improvement that end training."""
     min_delta: Amount = 0.0
@@ -551,9 +555,28 @@ class TrainConfig:
     """Steps between two lines of metrics.jsonl."""
 
     @property
-    def best_metric(self) -> Metric:
+    def best_metric(self) -> str:
         """What the best checkpoint is best in."""
         return self.early_stop.metric if self.early_stop else "auc"
+
+    @property
+    def best_rises(self) -> bool:
+        """Whether that is better where it is higher."""
+        kind = metric_names.kind_of(self.best_metric)
+        return bool(kind.rises if kind is not None else self.early_stop and self.early_stop.higher_is_better)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """What evaluations measure (docs/metrics.md)."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    metrics: tuple[Text, ...] = metric_names.DEFAULT
+    """Of auc, pr_auc, logloss, normalized_entropy, rmse, calibration (also by decile of the prediction), and by /group
+    of the data gauc, mrr, ndcg@K and recall@K; or your own as package.module:function, which is looked for as
+    model.name is. What the best checkpoint is best in is measured besides."""
+    by: tuple[Text, ...] = ()
+    """Features that the model reads, by whose values calibration is told apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -632,6 +655,7 @@ class Config:
     dense: DenseConfig = field(default_factory=DenseConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     run: RunConfig
 
@@ -757,6 +781,7 @@ def _tables_filled(mapping: Mapping[str, Any]) -> Mapping[str, Any]:
 def _conflicts(config: Config) -> Iterator[tuple[str, str]]:
     yield from _topology_conflicts(config.topology)
     yield from _evaluation_conflicts(config)
+    yield from _metric_conflicts(config)
     yield from _embedding_conflicts(config)
     yield from _device_conflicts(config)
     yield from _form_conflicts(config.exchange)
@@ -937,6 +962,37 @@ def _evaluation_conflicts(config: Config) -> Iterator[tuple[str, str]]:
     for key, is_set in needing.items():
         if is_set:
             yield key, "is set, but there is no data.validation to evaluate. Set data.validation, or remove it."
+
+
+def _metric_conflicts(config: Config) -> Iterator[tuple[str, str]]:
+    wanted, stop = config.evaluation, config.train.early_stop
+    for key, names in (("evaluation.metrics", wanted.metrics), ("evaluation.by", wanted.by)):
+        if twice := [name for name in names if names.count(name) > 1]:
+            yield key, f"names {twice[0]!r} twice. Allowed: each once."
+    for name in wanted.metrics:
+        if said := metric_names.problem(name):
+            yield "evaluation.metrics", f"has one that {said}"
+    if stop is None:
+        return
+    if said := metric_names.problem(stop.metric):
+        yield "train.early_stop.metric", said
+        return
+    own, rises = metric_names.is_own(stop.metric), stop.higher_is_better
+    if own and rises is None:
+        yield (
+            "train.early_stop.higher_is_better",
+            f"is missing, and {stop.metric!r} is a metric of your own. Set it to true, or false where lower is better.",
+        )
+    if not own and rises is not None:
+        yield (
+            "train.early_stop.higher_is_better",
+            f"is {toml.shown(rises)}, but of {stop.metric!r} it is known. Remove it.",
+        )
+    if not own and metric_names.KINDS[metric_names.parse(stop.metric)[0]].rises is None:
+        yield (
+            "train.early_stop.metric",
+            f"is {stop.metric!r}, which is best at 1, neither highest nor lowest. Set it to logloss, or another.",
+        )
 
 
 def _device_conflicts(config: Config) -> Iterator[tuple[str, str]]:

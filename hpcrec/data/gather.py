@@ -60,12 +60,13 @@ def _take_column(column: Column, rows_B: Ints, offsets: Ints | None, ids: Ints) 
 
 
 def cut(columns: Columns, start: int, stop: int) -> Columns:
-    """Samples ``[start, stop)`` of `columns`, without `group` and `time`. Copies, but for what `bags` copies."""
+    """Samples ``[start, stop)`` of `columns`, without `time`. Copies, but for what `bags` copies."""
     return Columns(
         label=columns.label[start:stop].copy(),
         dense=columns.dense[start:stop].copy(),
         sparse={name: _cut_column(column, start, stop) for name, column in columns.sparse.items()},
         weight=None if columns.weight is None else columns.weight[start:stop].copy(),
+        group=None if columns.group is None else columns.group[start:stop].copy(),
     )
 
 
@@ -85,15 +86,17 @@ def ends(lengths: Ints) -> Ints:
 
 
 def join(parts: Sequence[Columns]) -> Columns:
-    """Samples of `parts` one after the other; `group` and `time` are left out."""
+    """Samples of `parts` one after the other; `time` is left out."""
     if len(parts) == 1:
         return parts[0]
     weight = None if parts[0].weight is None else np.concatenate([p.weight for p in parts if p.weight is not None])
+    group = None if parts[0].group is None else np.concatenate([p.group for p in parts if p.group is not None])
     return Columns(
         label=np.concatenate([part.label for part in parts]),
         dense=np.concatenate([part.dense for part in parts]),
         sparse={name: _join_column([part.sparse[name] for part in parts]) for name in parts[0].sparse},
         weight=weight,
+        group=group,
     )
 
 

@@ -31,7 +31,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError
 from hpcrec.types import Batch
 
-_OPTIONAL = ("weight",)  # what a batch has of the optional columns
+WEIGHT = ("weight",)  # what a training batch has of the optional columns
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Loader:
     affinity : Affinity, optional
         By what batches are dealt to its parts, of which this is one; or the only part, which then has the samples of
         all of them, part after part. As the order has them by default. Not of an order of groups.
+    optional : tuple of str
+        What a batch has of the optional columns, where the data set has them: ``weight``, and ``group`` for metrics.
 
     Attributes
     ----------
@@ -97,6 +99,7 @@ class Loader:
         prefetch: int = 4,
         ids_only: bool = False,
         affinity: Affinity | None = None,
+        optional: tuple[str, ...] = WEIGHT,
     ) -> None:
         assert affinity is None or (parts in (1, affinity.parts) and order.groups == 1), (parts, order.groups)
         if order.dataset_samples != dataset.samples:
@@ -111,10 +114,10 @@ class Loader:
         self.features = tuple(f.name for f in dataset.features) if features is None else tuple(features)
         for name in self.features:
             dataset.feature(name)
-        self.ids_only, self.affinity = ids_only, affinity
+        self.ids_only, self.affinity, self.optional = ids_only, affinity, optional
         self.read_features = tuple(dict.fromkeys((*self.features, *(affinity.features if affinity else ()))))
         reads_shares = affinity is None and not order.shuffle
-        self.exact = reads_shares and dataset.plain(self.features, _OPTIONAL, ids_only=ids_only)
+        self.exact = reads_shares and dataset.plain(self.features, optional, ids_only=ids_only)
         self.load_wait_s = 0.0
 
     @property
@@ -245,7 +248,7 @@ def _load(loader: Loader, epoch: int, window: Window) -> _Loaded:
 
 
 def _read(loader: Loader, ranges: Sequence[tuple[int, int]]) -> Columns:
-    return loader.dataset.read_ranges(ranges, loader.read_features, _OPTIONAL, ids_only=loader.ids_only)
+    return loader.dataset.read_ranges(ranges, loader.read_features, loader.optional, ids_only=loader.ids_only)
 
 
 def _behind(making: Generator[Batch], n: int) -> Generator[Batch]:
@@ -289,6 +292,7 @@ def _make_batches(
                 label=columns.label,
                 weight=columns.weight,
                 bags=gather.bags(columns, loader.features),
+                group=columns.group,
                 positions=positions,
             )
     finally:

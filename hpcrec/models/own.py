@@ -139,8 +139,10 @@ def _check_weights(where: str, operator: Learned) -> None:
             )
 
 
-def find(path: str, folder: Path | None) -> Callable[..., Any]:
-    """The builder that ``package.module:build`` names, looked for in ``folder`` first, where there is one.
+def find(path: str, folder: Path | None, what: str = "model") -> Callable[..., Any]:
+    """The function that ``package.module:build`` names, looked for in ``folder`` first, where there is one.
+
+    ``what`` is what messages call it.
 
     Raises
     ------
@@ -149,7 +151,8 @@ def find(path: str, folder: Path | None) -> Callable[..., Any]:
     """
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"model {path}: the import path of a builder is written 'package.module:build'")
+        function = "build" if what == "model" else "function"
+        raise ConfigError(f"{what} {path}: its import path is written 'package.module:{function}'")
     place = None if folder is None else str(folder.resolve())
     if place is not None:
         sys.path.insert(0, place)
@@ -157,7 +160,7 @@ def find(path: str, folder: Path | None) -> Callable[..., Any]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ConfigError(
-            f"model {path}: module {module_name!r} cannot be imported: {error}; it is looked for in "
+            f"{what} {path}: module {module_name!r} cannot be imported: {error}; it is looked for in "
             f"{place or 'no folder of its own'}, then on the Python path"
         ) from error
     finally:
@@ -169,7 +172,7 @@ def find(path: str, folder: Path | None) -> Callable[..., Any]:
     if not callable(build):
         public = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise ConfigError(
-            f"model {path}: module {module_name!r} ({module.__file__}) has no function {attribute!r}; it has "
+            f"{what} {path}: module {module_name!r} ({module.__file__}) has no function {attribute!r}; it has "
             f"{', '.join(public) or 'none'}"
         )
     return build

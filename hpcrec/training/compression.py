@@ -157,4 +157,4 @@ def evaluated_otherwise(session: Session, split: str) -> dict[str, float] | None
     finally:
         masked, how.evaluates = how.evaluates, not how.evaluates
     name = "masked" if masked else "unmasked"
-    return None if found is None else {f"{name}_{metric}": found[metric] for metric in ("auc", "logloss")}
+    return None if found is None else {f"{name}_{m}": found[m] for m in ("auc", "logloss") if m in found}

@@ -6,6 +6,8 @@ Knows the keys ``ended`` and ``eval`` of summary.json; imports nothing heavy, fo
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hpcrec.training.metric_names import TABLES
+
 BY_STEPS, BY_EARLY_STOP, BY_TIME_LIMIT, BY_SIGNAL, BY_ERROR = "steps", "early stop", "time limit", "signal", "error"
 TIME_LIMIT = "time limit"  # in place of the name of a signal, of a stop that a run begins ahead of its job's end
 
@@ -59,13 +61,14 @@ def metrics_of(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def metrics_words(found: Mapping[str, Any]) -> str:
-    """Those in a line; of several labels, or groups, the number of each."""
-    return "; ".join(f"{name} {_number(value)}" for name, value in metrics_of(found).items())
+    """Those in a line; of several labels, or groups, the number of each. Tables are left to the report."""
+    numbers = {name: value for name, value in found.items() if name not in TABLES}
+    return "; ".join(f"{name} {_number(value)}" for name, value in metrics_of(numbers).items())
 
 
 def _number(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_number(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_number(one)}" for name, one in value.items() if name not in TABLES)
     if isinstance(value, Sequence) and not isinstance(value, str):
         return ", ".join(map(_number, value))
     return f"{value:.6g}" if isinstance(value, int | float) else str(value)

@@ -14,16 +14,23 @@ from torch import Tensor
 from hpcrec.comm.world import World
 from hpcrec.policy.pipeline import Ticket
 from hpcrec.training import metrics
+from hpcrec.training.calibration import Values
+from hpcrec.training.measures import Measures
+from hpcrec.training.metrics import Beside
 from hpcrec.training.parts import Parts, Samples
-from hpcrec.types import Batch, Floats
+from hpcrec.types import Bags, Batch, Floats, Ints
 
 Forward = Callable[[int, Any, Tensor], Tensor]  # group, inputs of a batch, dense inputs [B, N] -> logits of its model
 
 
 class Predicted:
-    """A rank's predictions of a split: empty on ranks that are not dense."""
+    """A rank's predictions of a split, and what ``measures`` need of its samples: empty on ranks that are not dense."""
 
-    def __init__(self) -> None:
+    def __init__(self, measures: Measures) -> None:
+        self._measures = measures
+        self._samples = 0
+        self._groups: list[Ints] = []
+        self._values: dict[str, list[Values]] = {name: [] for name in measures.by}
         self._logits: list[list[Floats]] = []
         self._labels: list[Floats] = []
         self._weights: list[Floats] = []
@@ -34,6 +41,12 @@ class Predicted:
         self._labels.append(batch.label)
         if batch.weight is not None:
             self._weights.append(batch.weight)
+        if batch.group is not None:
+            self._groups.append(batch.group)
+        for name, parts in self._values.items():
+            values = _values_of(batch.bags, name)
+            parts.append(Values(values.ids, values.sample + self._samples))
+        self._samples += len(batch.label)
 
     def metrics(self, world: World) -> dict[str, Any]:
         """Those of the first group's model over all ranks; of several groups also ``group_auc`` and ``group_logloss``.
@@ -44,10 +57,29 @@ class Predicted:
         if world.topology.is_dense:
             labels, weights = np.concatenate(self._labels), np.concatenate(self._weights) if self._weights else None
             groups = [np.concatenate(logits) for logits in zip(*self._logits, strict=True)]
-            found = [metrics.evaluate(logits, labels, weights, world.dense) for logits in groups]
-            several = {f"group_{name}": [of[name] for of in found] for name in ("auc", "logloss") if len(found) > 1}
-            result = {**found[0], **several}
+            first, *_ = groups
+            result = metrics.evaluate(
+                first, labels, weights, world.dense, measures=self._measures, beside=self._beside()
+            )
+            if len(groups) > 1:
+                few = Measures(metrics=("auc", "logloss"))
+                found = [metrics.evaluate(logits, labels, weights, world.dense, measures=few) for logits in groups]
+                result |= {f"group_{name}": [of[name] for of in found] for name in few.metrics}
         return dict(world.main.bcast(result, root=world.topology.dense[0]))
+
+    def _beside(self) -> Beside:
+        joined = {
+            name: Values(np.concatenate([one.ids for one in parts]), np.concatenate([one.sample for one in parts]))
+            for name, parts in self._values.items()
+        }
+        return Beside(group=np.concatenate(self._groups) if self._groups else None, values=joined)
+
+
+def _values_of(bags: Bags, name: str) -> Values:
+    """What a batch's samples have of a feature; samples are numbered from 0."""
+    at, n = bags.features.index(name), (len(bags.offsets) - 1) // len(bags.features)
+    bounds = bags.offsets[at * n : (at + 1) * n + 1]
+    return Values(bags.ids[bounds[0] : bounds[-1]].copy(), np.repeat(np.arange(n), np.diff(bounds)))
 
 
 @contextmanager

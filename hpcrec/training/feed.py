@@ -11,7 +11,7 @@ from threading import Lock
 
 from hpcrec.data.affinity import Affinity
 from hpcrec.data.gather import join_bags
-from hpcrec.data.loader import BatchStream, Loader
+from hpcrec.data.loader import WEIGHT, BatchStream, Loader
 from hpcrec.exchange.foresight import Sight, Window
 from hpcrec.training.parts import Parts, Split
 from hpcrec.types import Batch, GlobalIds
@@ -32,6 +32,8 @@ class Feed:
         Batches that are read beyond each, and kept, where a step is to see those after it.
     looks : bool
         Ids come with those of batches to come, which are read once more for it (``GlobalIds.coming``).
+    columns : tuple of str
+        Optional columns that a part has besides weights, for metrics.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Feed:
         affinity: Affinity | None = None,
         window: int = 0,
         looks: bool = False,
+        columns: tuple[str, ...] = (),
     ) -> None:
         topology = parts.world.topology
         self._ranks, self._order = len(topology.dense), source.order
@@ -61,6 +64,7 @@ class Feed:
                 prefetch=parts.prefetch,
                 ids_only=ids_only,
                 affinity=affinity,
+                optional=WEIGHT + columns,
             )
             epoch, index = divmod(first + after, source.order.n_batches)
             return opened.enter_context(loader.batches(epoch, index, n - after))

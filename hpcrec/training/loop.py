@@ -39,7 +39,6 @@ from hpcrec.training.telemetry import Telemetry
 
 _LAST_PAUSES_S = (1.0, 4.0, 15.0)  # between tries of the last checkpoint
 OnStaleness = Callable[[int, Mapping[int, float]], None]
-RISES = {"auc": True, "logloss": False, "normalized_entropy": False}
 
 
 @dataclass(frozen=True)
@@ -300,7 +299,7 @@ class Loop:
             return False
         value = _mean(value)
         best = progress.best_value
-        sign = 1 if RISES[metric] else -1
+        sign = 1 if train.best_rises else -1
         if best is None or sign * (value - best) > (stop.min_delta if stop else 0.0):
             if self._checkpoint.keep_best:
                 self._wait_for_save()  # first: where it has failed, the best is what was noted before

@@ -23,6 +23,7 @@ from hpcrec.exchange.exchange import Exchange
 from hpcrec.policy.pipeline import Pipeline
 from hpcrec.training.chosen import Chosen
 from hpcrec.training.look_ahead import LookAhead
+from hpcrec.training.measures import Measures
 from hpcrec.training.schedule import Schedule
 from hpcrec.training.timer import PhaseTimer
 from hpcrec.types import Batch, TableSpec
@@ -103,6 +104,7 @@ class Parts:
     slices: Slices
     clip_norm: float | None
     splits: dict[str, Split]
+    measures: Measures
     schedule: Schedule
     scale_embeddings: bool
     epochs: int

@@ -14,8 +14,10 @@ from typing import Any
 from hpcrec.data.files import write_text
 from hpcrec.training import attempts, times
 from hpcrec.training.bar import waits
+from hpcrec.training.calibration import told
 from hpcrec.training.copies import copies_rows
 from hpcrec.training.ended import ended_words, evaluated_words, metrics_of
+from hpcrec.training.metric_names import DEFAULT, KINDS, TABLES, is_own
 from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import read_metrics
 from hpcrec.units import format_bytes, format_duration
@@ -56,9 +58,11 @@ def page(
 ) -> str:
     """The page as text; ``took`` are the rows of the run's attempts."""
     body = [f"<h1>{html.escape(title)}: {html.escape(str(summary['status']))}</h1>", _table(quality_rows(summary))]
-    for name in ("loss", "auc", "logloss"):
+    for name in ("loss", "auc", "logloss", *_further(lines)):
         if chart := line_chart(name, series(lines, name)):
             body += [f"<h2>{name}</h2>", chart]
+    if calibrated := calibration_rows(summary):
+        body += ["<h2>Calibration</h2>", _table(calibrated, CALIBRATION_HEADS)]
     body += ["<h2>Bytes sent, all ranks</h2>", _table(wire_rows(summary), ("", "same host", "across hosts", "a step"))]
     if found := compression_rows(summary):
         body += ["<h2>Thresholded</h2>", _table(found)]
@@ -112,7 +116,10 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         lost = f"{tries['lost_steps']:,} steps done again, {format_duration(tries['lost_s'])}"
         rows.append(("attempts", f"{tries['number']}, {format_duration(tries['total_s'])} in all; {lost} of them lost"))
     rows += [("evaluated", of)] if (of := evaluated_words(summary["eval"])) else []
-    for name, value in metrics_of(summary["eval"]).items():
+    found = dict(summary["eval"])
+    for name in [name for name in TABLES if name in found]:
+        found |= _shown_calibration(name, found.pop(name))
+    for name, value in metrics_of(found).items():
         rows.append((name, _metrics(value) if isinstance(value, Mapping) else _number(value)))
     throughput = summary["throughput"]
     rows.append(("samples/s", f"{throughput['samples_per_s']:,.0f}"))
@@ -126,6 +133,33 @@ def quality_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if ahead := summary.get("rows_ahead"):  # a summary of before knows nothing of it
         rows.append(("rows ahead", f"{ahead['steps']} step{'s' * (ahead['steps'] > 1)}: {ahead['why']}"))
     return rows + [("slow", f"{describe(rank)}, {rank['lines']:,} lines") for rank in summary["slow_ranks"]]
+
+
+def _shown_calibration(name: str, found: Any) -> dict[str, list[float | None]]:
+    """Calibration of all deciles, or of all values that a feature has."""
+    if not isinstance(found, Mapping):
+        return {name: list(told(name, found).values())}
+    return {f"{name} {f} ({_values(of)})": [one["calibration"] for one in of] for f, of in found.items()}
+
+
+def _values(of: Sequence[Mapping[str, Any]]) -> str:
+    return ", ".join(str(one["value"]) for one in of)
+
+
+CALIBRATION_HEADS = ("", "samples", "mean prediction", "mean label", "calibration")
+
+
+def calibration_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """Calibration by decile of the prediction, from the lowest up, and by the values of features."""
+    found = summary["eval"]
+    parts = [(f"decile {i}", one) for i, one in enumerate(found.get("calibration_by_decile", ()), start=1)]
+    for feature, of in found.get("calibration_by", {}).items():
+        parts += [(f"{feature}: {one['value']}", one) for one in of]
+    quantities = ("predicted", "label", "calibration")
+    return [
+        (name, f"{one['samples']:,}", *("none" if one[q] is None else f"{one[q]:.6g}" for q in quantities))
+        for name, one in parts
+    ]
 
 
 def step_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -193,7 +227,8 @@ def _number(value: float | Sequence[float | None]) -> str:
 
 def _metrics(found: Mapping[str, float | None]) -> str:
     """Those of a label, on one line; none is one that its samples do not define."""
-    return ", ".join(f"{name} {'none' if value is None else _number(value)}" for name, value in found.items())
+    numbers = {name: value for name, value in found.items() if name not in TABLES}
+    return ", ".join(f"{name} {'none' if value is None else _number(value)}" for name, value in numbers.items())
 
 
 def wire_rows(summary: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -286,12 +321,21 @@ def imbalance_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 # ---- charts ----------------------------------------------------------------------------------------------------------
 
 
+def _further(lines: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Metrics that were asked for besides those that every run has."""
+    prefix, found = "validation_", dict.fromkeys(key for line in lines for key in line)
+    names = [key.removeprefix(prefix) for key in found if key.startswith(prefix) and not key.endswith("_left_out")]
+    return [name for name in names if is_own(name) or (name.partition("@")[0] in KINDS and name not in DEFAULT)]
+
+
 def series(lines: Iterable[Mapping[str, Any]], name: str) -> dict[str, list[tuple[int, float]]]:
     """Points (step, value) of every quantity in metrics.jsonl that is called ``name``, or ``something_name``."""
     points: dict[str, list[tuple[int, float]]] = {}
+    longer = tuple(other for other in KINDS if other.endswith(f"_{name}"))  # pr_auc is no auc
     for line in lines:
         for key, value in line.items():
-            if (key == name or key.endswith(f"_{name}")) and isinstance(value, int | float):
+            named = (key == name or key.endswith(f"_{name}")) and not key.endswith(longer)
+            if named and isinstance(value, int | float):
                 points.setdefault(key, []).append((line["step"], float(value)))
     return points
 

@@ -241,9 +241,14 @@ class Session:
     # Evaluation.
 
     def evaluate(self, split: str, max_batches: int | None = None) -> dict[str, Any]:
-        """AUC, log-loss, normalized entropy and calibration over a split; collective, same result on every rank.
+        """The metrics of ``evaluation.metrics`` over a split; collective, same result on every rank.
 
         Of several labels they are means, and ``by_label`` has those of each label by its name.
+
+        Raises
+        ------
+        ConfigError
+            One of them is by group, and the data set has no ``/group``.
         """
         found = self._evaluate(split, max_batches, stoppable=False)
         assert found is not None
@@ -254,8 +259,9 @@ class Session:
         return self._evaluate(split, max_batches, stoppable=True)
 
     def _evaluate(self, split: str, max_batches: int | None, *, stoppable: bool) -> dict[str, Any] | None:
-        seen = Predicted()
-        for _, batch, outs in self._outputs(split, max_batches, stoppable=stoppable):
+        measures = self.parts.measures
+        seen, columns = Predicted(measures), measures.columns(self._split(split).dataset)
+        for _, batch, outs in self._outputs(split, max_batches, stoppable=stoppable, columns=columns):
             seen.add(batch, outs)
         if stoppable and self.stopped:
             return None
@@ -274,15 +280,21 @@ class Session:
             yield first, batch, outs[0]
 
     def _outputs(
-        self, split: str, max_batches: int | None, *, stoppable: bool, groups: int | None = None
+        self,
+        split: str,
+        max_batches: int | None,
+        *,
+        stoppable: bool,
+        groups: int | None = None,
+        columns: tuple[str, ...] = (),
     ) -> Iterator[tuple[int, Batch, list[Tensor]]]:
-        """The same by the models of the first so many groups, of all by default."""
+        """The same by the models of the first so many groups, of all by default; with columns that metrics need."""
         order = self._split(split).order
         n = order.n_batches if max_batches is None else min(max_batches, order.n_batches)
         parts = self.parts
         wanted = range(self.topology.groups if groups is None else groups)
         sets = range(min(len(wanted), self.topology.table_sets))
-        tickets = reading_tickets(parts, self._split(split), n, sets, stoppable=stoppable)
+        tickets = reading_tickets(parts, self._split(split), n, sets, stoppable=stoppable, columns=columns)
         with models_of_groups(parts) as forward:
             for ticket in tickets:
                 if ticket.routed.result().stop:

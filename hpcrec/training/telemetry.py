@@ -29,6 +29,8 @@ from hpcrec.comm.failure import say
 from hpcrec.data.files import write_text, writing
 from hpcrec.errors import OutputError
 from hpcrec.training.bar import Bar
+from hpcrec.training.calibration import told
+from hpcrec.training.metric_names import TABLES
 from hpcrec.units import KiB
 
 STATUSES = ("finished", "stopped", "failed")
@@ -41,25 +43,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "skipped_steps": None,
     "dropped_features": None,
     "attempts": dict.fromkeys(("number", "total_s", "lost_steps", "lost_s")),
-    "eval": dict.fromkeys(
-        (
-            "split",
-            "checkpoint",
-            "step",
-            "auc",
-            "attainable_auc",
-            "logloss",
-            "normalized_entropy",
-            "calibration",
-            "group_auc",
-            "group_logloss",
-            "masked_auc",
-            "masked_logloss",
-            "unmasked_auc",
-            "unmasked_logloss",
-            "by_label",
-        )
-    ),
+    "eval": None,  # metrics have names that a run chooses
     "throughput": {"samples_per_s": None, "step_ms": {"p50": None, "p95": None}},
     "wire_bytes": None,
     "wire_messages": None,  # empty where a run went on from a checkpoint that does not say them
@@ -80,25 +64,7 @@ SUMMARY_KEYS: dict[str, Any] = {
     "topology": None,
     "versions": None,
 }
-# only of a run that ended early, where there was an evaluation, where the data set knows it, where dense ranks are in
-# groups, where vectors are thresholded, where there are several labels
-_OPTIONAL = (
-    "attempts",
-    "ended.metric",
-    "ended.evaluations",
-    "ended.signal",
-    "eval.split",
-    "eval.checkpoint",
-    "eval.step",
-    "eval.attainable_auc",
-    "eval.group_auc",
-    "eval.group_logloss",
-    "eval.masked_auc",
-    "eval.masked_logloss",
-    "eval.unmasked_auc",
-    "eval.unmasked_logloss",
-    "eval.by_label",
-)
+_OPTIONAL = ("attempts", "ended.metric", "ended.evaluations", "ended.signal")  # the last three: of one that ended early
 _FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed
 _PACKAGES = ("hpcrec", "torch", "numpy", "h5py", "horovod", "mpi4py")
 _RECENT_STEPS = 20  # over which the samples/s that are shown are taken
@@ -193,8 +159,10 @@ class Telemetry:
         if self._bar is not None:
             self._bar.show(values)
         if self._board is not None:
-            numbers = {name: v for name, v in values.items() if isinstance(v, int | float | np.number)}
-            self._board.add(step, {name: float(v) for name, v in numbers.items() if math.isfinite(v)})
+            tables = [told(name, found) for name, found in values.items() if name.endswith(TABLES)]
+            numbers = [*values.items(), *(item for table in tables for item in table.items())]
+            finite = [(name, float(v)) for name, v in numbers if isinstance(v, int | float | np.number)]
+            self._board.add(step, {name: v for name, v in finite if math.isfinite(v)})
 
     def throughput(self) -> dict[str, Any]:
         """Samples a second, and the median and 95th percentile of step times, as summary.json has them."""

@@ -47,9 +47,14 @@ def training_tickets(parts: Parts, source: Split, first: int, n: int) -> Generat
         feed.close()
 
 
-def reading_tickets(parts: Parts, source: Split, n: int, sets: Iterable[int], *, stoppable: bool) -> Generator[Ticket]:
-    """Tickets of the first ``n`` batches, of which nothing is learned; read of the first of ``sets``, others beside."""
-    waiting, feed = list[Ticket](), Feed(parts, source, 0, n)
+def reading_tickets(
+    parts: Parts, source: Split, n: int, sets: Iterable[int], *, stoppable: bool, columns: tuple[str, ...] = ()
+) -> Generator[Ticket]:
+    """Tickets of the first ``n`` batches, of which nothing is learned; read of the first of ``sets``, others beside.
+
+    Parts have the optional ``columns`` besides weights.
+    """
+    waiting, feed = list[Ticket](), Feed(parts, source, 0, n, columns=columns)
     readings = [Reading((number,) * parts.world.topology.size, counted=False) for number in sets]
     try:
         for _ in range(n):

@@ -349,6 +349,41 @@ def test_early_stop_without_evaluations(tmp_path):
     assert "train.early_stop" in message and "train.eval_every is 0" in message
 
 
+WRONG_METRICS = {
+    'evaluation.metrics=["auc", "AUC"]': "evaluation.metrics has one that is 'AUC'. Allowed: auc, pr_auc, logloss",
+    'evaluation.metrics=["ndcg"]': "evaluation.metrics has one that is 'ndcg', which is of the first K samples",
+    'evaluation.metrics=["ndcg@0"]': "evaluation.metrics has one that is 'ndcg@0'. Allowed: auc",
+    'evaluation.metrics=["auc@3"]': "evaluation.metrics has one that is 'auc@3'. Allowed: auc",
+    'evaluation.metrics=["a b:c"]': "evaluation.metrics has one that is 'a b:c', no import path",
+    'evaluation.metrics=["auc", "auc"]': "evaluation.metrics names 'auc' twice",
+    'evaluation.by=["a", "a"]': "evaluation.by names 'a' twice",
+    'train.early_stop={metric="calibration"}': "train.early_stop.metric is 'calibration', which is best at 1",
+    'train.early_stop={metric="recall"}': "train.early_stop.metric is 'recall', which is of the first K samples",
+    'train.early_stop={metric="a.b:c"}': "train.early_stop.higher_is_better is missing, and 'a.b:c' is a metric of",
+    'train.early_stop={metric="gauc", higher_is_better=true}': "higher_is_better is true, but of 'gauc' it is known",
+}
+
+
+@pytest.mark.parametrize("override", WRONG_METRICS)
+def test_metrics_that_there_are_not_are_refused(tmp_path, override):
+    message = refusal(tmp_path, WITH_VALIDATION + "[train]\neval_every = 5", override)
+    assert WRONG_METRICS[override] in message
+
+
+def test_which_way_a_metric_is_better(tmp_path):
+    text = WITH_VALIDATION + "[train]\neval_every = 5\nearly_stop = {{ {} }}\n[evaluation]\nmetrics = ['recall@20']"
+    for stop, rises in (
+        ("metric = 'ndcg@10'", True),
+        ("metric = 'rmse'", False),
+        ("metric = 'a.b:c', higher_is_better = false", False),
+        ("metric = 'a.b:c', higher_is_better = true", True),
+    ):
+        path = tmp_path / "config.toml"
+        path.write_text(text.format(stop))
+        assert load_config(path).train.best_rises is rises
+    assert validate({"data": {"train": "a"}, "run": {"folder": "b"}}, "test").train.best_rises is True
+
+
 # ---- overrides -------------------------------------------------------------------------------------------------------
 
 
@@ -502,7 +537,7 @@ def test_no_number_passes_for_another_type(tmp_path):
 
 def test_every_field_is_described_frozen_and_keyword_only():
     found = sections()
-    assert len(set(found)) == 21
+    assert len(set(found)) == 22
     for schema in set(found) - {Config}:
         assert list(field_docs(schema)) == [f.name for f in dataclasses.fields(schema)], schema
         assert schema.__dataclass_params__.frozen and all(f.kw_only for f in dataclasses.fields(schema))

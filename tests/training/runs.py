@@ -38,7 +38,15 @@ SMALL = {  # options of models that have towers: sizes of the papers add time an
 SAMPLES, BATCH = 70, 13  # the last batch of an epoch has 5 samples: fewer for some ranks, none for others
 
 
-def write_data(path: Path, *, samples: int = SAMPLES, labels: int = 1, weighted: bool = True, seed: int = 5) -> None:
+def write_data(
+    path: Path,
+    *,
+    samples: int = SAMPLES,
+    labels: int = 1,
+    weighted: bool = True,
+    grouped: bool = False,
+    seed: int = 5,
+) -> None:
     """A data set with one-hot, multi-hot, empty and weighted bags, on rank 0 only."""
     if MPI.COMM_WORLD.rank == 0:
         rng = np.random.default_rng(seed)
@@ -52,10 +60,11 @@ def write_data(path: Path, *, samples: int = SAMPLES, labels: int = 1, weighted:
         label = rng.integers(0, 2, (samples, labels)[: 1 + (labels > 1)]).astype(np.float32)
         weight = rng.uniform(0.5, 2, samples).astype(np.float32) if weighted else None
         dense = rng.standard_normal((samples, 3)).astype(np.float32)
-        optional = ("weight",) if weighted else ()
+        group = rng.integers(-4, 5, samples) if grouped else None
+        optional = (*(["weight"] if weighted else []), *(["group"] if grouped else []))
         jagged = ("history", "tag")
         with Writer(path, FEATURES, n_dense=3, n_labels=labels, jagged=jagged, optional=optional) as writer:
-            writer.append(Columns(label=label, dense=dense, sparse=columns, weight=weight))
+            writer.append(Columns(label=label, dense=dense, sparse=columns, weight=weight, group=group))
     MPI.COMM_WORLD.Barrier()
 
 

@@ -304,7 +304,6 @@ def test_other_wrong_summaries_are_refused(tmp_path):
     wrong = [
         (summary(extra=1), "unknown key extra"),
         (summary(status="done"), "'done'. Allowed: finished, stopped, failed"),
-        (summary(eval={"auc": 0.5}), "has no eval.logloss"),
         (summary(ended={"by": "steps"}), "has no ended.total_steps"),
         (summary(throughput={"samples_per_s": 1.0, "step_ms": {"p50": 1.0}}), "has no throughput.step_ms.p95"),
         (summary(wire_bytes={"ids": {"same_host": 1}}), "has no wire_bytes.ids.cross_host"),
