@@ -1,9 +1,9 @@
 """What the commands of ``hpcrec`` have in common: arguments and options, and examples in help texts."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -11,6 +11,8 @@ from hpcrec.errors import ConfigError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 HELP = ["-h", "--help"]
 CONTEXT = {"help_option_names": HELP, "max_content_width": 100}
@@ -58,6 +60,36 @@ checkpoint_option = click.option(
     metavar="best|last|PATH",
     help="Which checkpoint of the run; best is the last one where none was marked.",
 )
+
+
+class WithFiles(click.Command):
+    """A command whose options of files, --validation and --test, take all files up to the next option.
+
+    So a shell may expand a pattern there: with one file an option, the others would be taken for training data.
+    """
+
+    OPTIONS = ("--validation", "--test")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The option is repeated for each file."""
+        spread: list[str] = []
+        option = None
+        for arg in args:
+            if arg.startswith("-"):
+                option = arg if arg in self.OPTIONS else None
+                if option is None:
+                    spread.append(arg)
+            else:
+                spread += [arg] if option is None else [option, arg]
+        return super().parse_args(ctx, spread)
+
+
+def parts_options(command: F) -> F:
+    """Files of their own for validation and test; of a `WithFiles`."""
+    for name in WithFiles.OPTIONS[::-1]:
+        told = f"Files of their own for {name[2:]}, up to the next option; FILES are then for training alone."
+        command = click.option(name, name[2:], type=File, multiple=True, metavar="FILE...", help=told)(command)
+    return command
 
 
 def run_config(path: Path, overrides: Sequence[str]) -> "Config":
