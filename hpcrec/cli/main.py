@@ -1,4 +1,4 @@
-"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, submit, status, config.
+"""The command ``hpcrec``: train, evaluate, predict, init, prepare, data, doctor, run, submit, status, config.
 
 Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
@@ -17,6 +17,7 @@ from hpcrec.cli.checkpoint import checkpoint, predict_exported
 from hpcrec.cli.config import config_group
 from hpcrec.cli.data import data
 from hpcrec.cli.doctor import doctor
+from hpcrec.cli.init import init
 from hpcrec.cli.options import (
     CONTEXT,
     EXPORT,
@@ -181,6 +182,7 @@ def _as_list(value: Any) -> Any:
     return value.tolist()
 
 
+command_line.add_command(init)
 command_line.add_command(prepare)
 command_line.add_command(data, "data")
 command_line.add_command(doctor)
