@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from hpcrec.cli.options import File, WithFiles, examples, parts_options
+from hpcrec.systems import OF_THE_MACHINE, SYSTEMS
 
 
 @click.command(
@@ -27,6 +28,11 @@ from hpcrec.cli.options import File, WithFiles, examples, parts_options
 @click.option("--positive", metavar="WORD", help="Which of the label's two words is label 1, where none says yes.")
 @click.option("--together", metavar="COLUMN", help="Rows with the same value, say user or session, stay in one part.")
 @click.option("--columns", metavar="A,B,...", help="Names of the columns of text without a header; else c1, c2, ...")
+@click.option(
+    "--system",
+    type=click.Choice([name for name in SYSTEMS if name not in OF_THE_MACHINE]),
+    help="run.toml has the keys of a published system (hpcrec/systems).",
+)
 @parts_options
 @click.option(
     "--out",
@@ -36,7 +42,7 @@ from hpcrec.cli.options import File, WithFiles, examples, parts_options
     help="Folder to write to.",
 )
 @click.option("--force", is_flag=True, help="Write over map.toml and run.toml.")
-def init(files: tuple[Path, ...], columns: str | None, force: bool, **given: Any) -> None:
+def init(files: tuple[Path, ...], columns: str | None, system: str | None, force: bool, **given: Any) -> None:
     """Look at tables and write map.toml (for 'hpcrec prepare table') and run.toml (for 'hpcrec train').
 
     FILES are delimited text (plain or gzip), Parquet or Arrow; a sample of some 200,000 rows is read. Every line of the
@@ -46,12 +52,14 @@ def init(files: tuple[Path, ...], columns: str | None, force: bool, **given: Any
     from hpcrec.drafts import draft
 
     names = tuple(columns.split(",")) if columns else ()
-    tables = draft.Tables(train=files, columns=names, **given)
+    recipe = {} if system is None else SYSTEMS[system]()
+    tables = draft.Tables(train=files, columns=names, recipe=recipe, system=system or "", **given)
     found = draft.write(tables, force=force)
     load_config(tables.out / draft.RUN)
     click.echo(f"wrote {tables.out / draft.MAP} and {tables.out / draft.RUN}; read them, then:")
     click.echo(f"  {draft.prepare_command(tables)}")
-    click.echo(f"  hpcrec train {tables.out / draft.RUN}")
+    several = "run -n 2 -- " if system is not None else ""  # owners and dense ranks may be apart
+    click.echo(f"  hpcrec {several}train {tables.out / draft.RUN}")
     for name, leak in found.leaks.items():
         click.echo(f"left out: column {name} gives the label away: {leak.sentence}.")
     for note in found.notes:

@@ -26,10 +26,12 @@ from hpcrec.cli.options import (
     File,
     Target,
     checkpoint_option,
+    config_of,
     data_copy_option,
     examples,
     run_config,
     set_option,
+    system_option,
 )
 from hpcrec.cli.prepare import check_prepare, prepare
 from hpcrec.cli.slurm import check_fewer, status, submit
@@ -85,6 +87,7 @@ def command_line() -> None:
     )
 )
 @click.argument("config", type=File)
+@system_option
 @set_option
 @click.option(
     "--resume",
@@ -93,7 +96,13 @@ def command_line() -> None:
     "checkpoint folder PATH. Default: checkpoint.resume of the configuration, which is auto unless it says otherwise.",
 )
 @data_copy_option
-def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Sequence[tuple[str, str]]) -> int:
+def train(
+    config: Path,
+    system: str | None,
+    overrides: Sequence[str],
+    resume: str | None,
+    copies: Sequence[tuple[str, str]],
+) -> int:
     """Train as the TOML file CONFIG says, into its run.folder.
 
     Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Stopped by a signal (TERM, INT, USR1), it
@@ -102,7 +111,7 @@ def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Se
     _start()
     from hpcrec.cli import train as commands
 
-    checked = _train_config(config, overrides, resume)
+    checked = _train_config(config, overrides, resume, system)
     return int(commands.train(checked, copies=copies, environment=os.environ))
 
 
@@ -172,10 +181,8 @@ def _start() -> int:
     return start(os.environ)
 
 
-def _train_config(path: Path, overrides: Sequence[str], resume: str | None) -> "Config":
-    from hpcrec.config import load_config
-
-    return load_config(path, [*overrides, *([] if resume is None else [f"checkpoint.resume={resume}"])])
+def _train_config(path: Path, overrides: Sequence[str], resume: str | None, system: str | None = None) -> "Config":
+    return config_of(path, [*overrides, *([] if resume is None else [f"checkpoint.resume={resume}"])], system)
 
 
 def _as_list(value: Any) -> Any:
@@ -319,7 +326,7 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
     if name == "train":
         from hpcrec.config import with_copied_data
 
-        checked = _train_config(given["config"], given["overrides"], given["resume"])
+        checked = _train_config(given["config"], given["overrides"], given["resume"], given["system"])
         with_copied_data(checked, given["copies"])
         return checked
     if name == "doctor":

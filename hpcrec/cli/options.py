@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpcrec.errors import ConfigError
+from hpcrec.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
@@ -90,6 +91,22 @@ def parts_options(command: F) -> F:
         told = f"Files of their own for {name[2:]}, up to the next option; FILES are then for training alone."
         command = click.option(name, name[2:], type=File, multiple=True, metavar="FILE...", help=told)(command)
     return command
+
+
+system_option = click.option(
+    "--system",
+    type=click.Choice(list(SYSTEMS)),
+    help="Start from the recipe of a published system (hpcrec/systems): its keys hold where CONFIG has no others.",
+)
+
+
+def config_of(path: Path, overrides: Sequence[str], system: str | None = None) -> "Config":
+    """The configuration of a file, from the recipe of a system on."""
+    from hpcrec.config import load_config
+
+    if system is None:
+        return load_config(path, overrides)
+    return load_config(path, overrides, recipe=SYSTEMS[system](), recipe_source=f"--system {system}")
 
 
 def run_config(path: Path, overrides: Sequence[str]) -> "Config":

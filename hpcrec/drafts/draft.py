@@ -3,10 +3,11 @@
 A guess is worth what its reason is: every line has one. Nothing is converted or trained here.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from hpcrec.data.layout import INDEX_SUFFIX
 from hpcrec.drafts import columnmap, dialect, kinds, leaks, runfile, sample
@@ -46,6 +47,8 @@ class Tables:
         Names of text files without header.
     out : Path
         Folder of the two files.
+    recipe, system
+        See `runfile.Facts`.
     """
 
     train: tuple[Path, ...]
@@ -57,6 +60,8 @@ class Tables:
     together: str | None = None
     columns: tuple[str, ...] = ()
     out: Path = field(default_factory=Path)
+    recipe: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    system: str = ""
 
     @property
     def every(self) -> list[Path]:
@@ -136,6 +141,8 @@ def write(tables: Tables, *, force: bool = False) -> Drafted:
             rows=seen.sample.total,
             positive=float(seen.label.labels_N.mean()),
             pooled=draft.pooled,
+            recipe=tables.recipe,
+            system=tables.system,
         )
     )
     (tables.out / RUN).write_text("\n".join(text) + "\n", encoding="utf-8")
@@ -163,7 +170,8 @@ def _look(tables: Tables) -> _Seen:
     if not taken.n:
         raise ConfigError(f"{tables.train[0]}: has no row that can be read: {taken.first_wrong or 'it has no row'}.")
     found = [taken.columns[name] for name in how.names]
-    marks = kinds.marks([column for column in found if column.name != tables.label])
+    # Words of a label may look like marks; NaN of a float is none of its words.
+    marks = kinds.marks([column for column in found if column.name != tables.label or column.kind == "float"])
     values = {column.name: Values(column.emptied(marks)) for column in found}
     where = f"{tables.train[0]}, column {tables.label}"
     label = labels.read(values.pop(tables.label), where, label_from=tables.label_from, positive=tables.positive)

@@ -40,8 +40,9 @@ _QUANTITY_NAMES = (
 )
 _QUANTITY_NAMES += r"|weight|total|sum|ratio|rate$|distance|balance|views|clicks|age$"
 _ID_NAMES = (
-    r"id$|ids$|code|zip|ip$|categor|class|type|user|item|product|app$|site|device|channel|campaign|brand|(^|_)os$"
+    r"ids?$|code|zip|ip$|category|categories|class|type|user|item|product|app$|site|device|channel|campaign|brand"
 )
+_ID_NAMES += r"|(^|_)os$"
 _UNITS = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9}
 _SINCE, _UNTIL = 631152000, 4102444800  # 1990 and 2100, in seconds: times are between them
 _KEY_ROWS = 100  # rows from which on values that all differ are a key
@@ -134,6 +135,8 @@ def marks(columns: Sequence[Column]) -> tuple[str, ...]:
     """Values that stand for missing ones: of columns that are numbers but for them, or known in columns of words."""
     found: list[str] = []
     for column in columns:
+        if column.kind == "float" and "nan" in column.texts:
+            found.append("NaN")
         if column.kind != "text":
             continue
         there = [mark for mark in MARKS if mark in column.texts]

@@ -68,7 +68,7 @@ def read(values: Values, where: str, *, label_from: float | None = None, positiv
             "another column?"
         )
     if values.column.kind == "bool" and positive is None:
-        return Label(_of(values, [value == "True" for value in texts]), {}, "true or false by its type")
+        return Label(_of(values, [value == "true" for value in texts]), {}, "true or false by its type")
     if positive is None and values.numeric and sorted(values.numbers_D) == [0, 1]:
         return Label(_of(values, (values.numbers_D == 1).tolist()), {}, "0 or 1")
     if positive is None and values.numeric:

@@ -60,7 +60,8 @@ class Column:
 
     def emptied(self, marks: Sequence[str]) -> "Column":
         """The same, with these values for empty ones."""
-        gone = [i for i, value in enumerate(self.texts) if value in marks]
+        nan = "nan" if self.kind == "float" and "NaN" in marks else None
+        gone = [i for i, value in enumerate(self.texts) if value in marks or value == nan]
         if not gone:
             return self
         kept = np.ones(len(self.texts), np.bool_)
@@ -198,7 +199,7 @@ def _places(sources: Sequence[Path]) -> tuple[list[Place], bool]:
         if kind == "text":
             most = _TEXT_BYTES // len(paths)
             if size <= most:
-                out.append(Place(Span(path, kind, 0, size)))
+                out.append(Place(Span(path, kind, 0, size), rows=2 * ROWS // len(paths)))
                 continue
             whole, window = False, most // _PLACES
             starts = np.linspace(0, size - window, _PLACES).astype(np.int64).tolist()
@@ -273,12 +274,12 @@ def _column(name: str, values: Any) -> Column:
         items = [str(item) for item in values.flatten()[:10_000].to_pylist()]
         values = pc.fill_null(pc.list_value_length(values), 0)
         lengths = values.to_numpy().astype(np.int64)
-    elif kind == "float":
-        values = pc.if_else(pc.is_nan(values.cast(pa.float64())), pa.scalar(None, values.type), values)
     elif kind == "time":
         _, states = ArrowCells(values).integers()
         seconds = pc.cast(pc.cast(values, pa.timestamp("s"), safe=False), pa.int64())
         values = pc.if_else(pa.array(states == EMPTY), pa.scalar(None, pa.int64()), seconds)
+    if kind in ("integer", "float", "bool"):
+        values = pc.cast(values, pa.string())  # as `cells` reads them, where they are taken for text
     coded = values.dictionary_encode()
     codes = pc.fill_null(coded.indices, -1).to_numpy().astype(np.int64)
     found = [value if isinstance(value, bytes) else str(value) for value in coded.dictionary.to_pylist()]

@@ -8,12 +8,16 @@ import tomllib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from hpcrec import toml
 from hpcrec.cli import main as cli
 from hpcrec.config import load_config
 from hpcrec.preparation.schema import DataSet
 from hpcrec.preparation.tablemap import TableMap, load_map
+from hpcrec.systems import OF_THE_MACHINE, SYSTEMS
 from tests.drafts.tables import Rows, clicks, write_csv, write_typed
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -193,6 +197,19 @@ def test_nothing_is_written_over_without_force(tmp_path: Path, capsys: pytest.Ca
     assert load_config(tmp_path / "run.toml").data.train == str(tmp_path / "data/train.h5")
 
 
+@pytest.mark.parametrize("system", [name for name in SYSTEMS if name not in OF_THE_MACHINE])
+def test_a_draft_starts_from_a_system(tmp_path: Path, system: str) -> None:
+    path = write_csv(tmp_path / "t.csv", clicks(400))
+    assert hpcrec("init", path, "--label", "click", "--out", tmp_path, "--system", system) == 0
+    found = toml.plain(load_config(tmp_path / "run.toml"))
+    for section, keys in SYSTEMS[system]().items():
+        for key, value in keys.items():
+            have = found[section][key]
+            assert have == value or have.items() >= value.items(), (section, key)
+    assert found["train"]["batch_size"] == 256
+    every_line_has_a_reason(tmp_path / "run.toml")
+
+
 def drafted(tmp_path: Path, name: str, *arguments: object) -> tuple[TableMap, str]:
     if not (REAL / name).is_file():
         pytest.skip(f"no real samples here: {name}")
@@ -226,3 +243,36 @@ def test_real_ratings_of_movielens(tmp_path: Path, name: str, item: str, capsys:
     assert set(made.sparse) == {"user_id", item} and not made.dense and made.time == "timestamp"
     assert made.label_from == 4.0 and "gives the label away" not in text
     assert "--label-from" in refused(capsys, REAL / name, "--label", "rating", "--out", tmp_path / "none")
+
+
+def test_types_of_parquet_are_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lists, booleans, times, dictionaries, whole floats with nulls, NaN, and types that no map reads."""
+    rng = np.random.default_rng(4)
+    n = 600
+    lists = [rng.choice(40, rng.integers(0, 5), replace=False).tolist() for _ in range(n)]
+    columns = {
+        "click": pa.array((rng.random(n) < 0.4).tolist()),
+        "tags": pa.array([None if i % 9 == 0 else items for i, items in enumerate(lists)], pa.list_(pa.int32())),
+        "embedding": pa.array([[0.5, 0.25]] * n, pa.list_(pa.float32(), 2)),
+        "shop": pa.array([f"s{i}" for i in rng.integers(0, 20, n)]).dictionary_encode(),
+        "brand_id": pa.array([None if i % 5 == 0 else float(i % 17) for i in range(n)], pa.float64()),
+        "mobile": pa.array((rng.random(n) < 0.5).tolist()),
+        "price": pa.array([float("nan") if i % 8 == 0 else float(v) for i, v in enumerate(rng.normal(0, 1, n))]),
+        "at": pa.array((1_700_000_000_000 + 86_400_000 * rng.integers(0, 30, n)).tolist(), pa.timestamp("ms")),
+        "place": pa.array([{"x": 1}] * n),
+    }
+    path, out = tmp_path / "t.parquet", tmp_path / "out"
+    pq.write_table(pa.table(columns), path)
+    assert hpcrec("init", path, "--label", "click", "--out", out) == 0
+    assert "note:" not in capsys.readouterr().out
+    made = load_map(out / "map.toml")
+    assert set(made.sparse) == {"tags", "shop", "brand_id", "mobile"} and set(made.dense) == {"price"}
+    assert made.sparse["tags"].list and made.sparse["tags"].value == "integer" and made.time == "at"
+    text = (out / "map.toml").read_text()
+    assert "# embedding: left out: it holds lists of float" in text and "# place: left out: its type" in text
+    assert load_config(out / "run.toml").model.pooling == {"tags": "mean"}
+    assert hpcrec("prepare", "table", "--map", out / "map.toml", "--out", out / "data", path) == 0
+    with DataSet(out / "data/train.h5") as data:
+        block = data.read(0, data.samples)
+        assert np.isfinite(block.dense).all() and 0.3 < block.label.mean() < 0.5
+        assert {f.name: f.cardinality for f in data.features}["brand_id"] == 2 + 17
