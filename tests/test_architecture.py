@@ -36,6 +36,7 @@ ALLOWED = {
     "dense": "comm kernels",
     "data": "again clock comm kernels plan",  # plan: curves, of what is counted
     "preparation": "again data comm kernels toml",  # kernels: text is parsed natively; toml: column maps
+    "drafts": "data preparation kernels toml",  # kernels: text is cut by the converters' own; toml: values as it writes
     "serving": "again data kernels",
     # policy, exchange: names, and what forms say of themselves; training.metric_names: which metrics there are
     "config": "toml policy exchange training.metric_names",
@@ -56,7 +57,7 @@ ALLOWED = {
     "doctor": "again build config training dense data disk kernels comm",  # disk: rates of that of rows
     "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
     "cli": "again launcher doctor build systems config training.loop training.lines training.compression training "
-    "checkpoint.tools checkpoint preparation serving data embedding comm",
+    "checkpoint.tools checkpoint drafts preparation serving data embedding comm",
     "__main__": "cli",
     "__init__": "build training",
 }
@@ -86,6 +87,8 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/doctor.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli/doctor.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/doctor.py", "hpcrec.doctor.command"): "imports MPI and torch, after comm.start",
+    ("hpcrec/cli/init.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
+    ("hpcrec/cli/init.py", "hpcrec.drafts.draft"): "imports pyarrow, only for `hpcrec init`",
     ("hpcrec/cli/prepare.py", "hpcrec.comm.everyone"): "starts MPI, only under a launcher of several ranks",
     ("hpcrec/cli/prepare.py", "hpcrec.preparation.convert"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli/prepare.py", "hpcrec.preparation.groups"): "only for `hpcrec prepare`",

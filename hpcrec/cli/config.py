@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from hpcrec.cli.options import File, examples, set_option
+from hpcrec.cli.options import File, config_of, examples, set_option, system_option
 
 
 @click.group("config", short_help="Check or show configurations; print the reference of keys.")
@@ -78,12 +78,13 @@ def config_check(
     "show", short_help="Print a configuration with every default.", epilog=examples("hpcrec config show my.toml")
 )
 @click.argument("config", type=File)
+@system_option
 @set_option
-def config_show(config: Path, overrides: Sequence[str]) -> None:
+def config_show(config: Path, overrides: Sequence[str], system: str | None) -> None:
     """Print the TOML file CONFIG with every default, as a run folder's config.toml has it."""
-    from hpcrec.config import load_config, to_toml
+    from hpcrec.config import to_toml
 
-    click.echo(to_toml(load_config(config, overrides)), nl=False)
+    click.echo(to_toml(config_of(config, overrides, system)), nl=False)
 
 
 @config_group.command(

@@ -1,4 +1,4 @@
-"""The command ``hpcrec``: train, evaluate, predict, prepare, data, doctor, run, submit, status, config.
+"""The command ``hpcrec``: train, evaluate, predict, init, prepare, data, doctor, run, submit, status, config.
 
 Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
@@ -18,6 +18,7 @@ from hpcrec.cli.checkpoint import checkpoint, predict_exported
 from hpcrec.cli.config import config_group
 from hpcrec.cli.data import data
 from hpcrec.cli.doctor import doctor
+from hpcrec.cli.init import init
 from hpcrec.cli.options import (
     CONTEXT,
     EXPORT,
@@ -26,10 +27,12 @@ from hpcrec.cli.options import (
     File,
     Target,
     checkpoint_option,
+    config_of,
     data_copy_option,
     examples,
     run_config,
     set_option,
+    system_option,
 )
 from hpcrec.cli.prepare import check_prepare, prepare
 from hpcrec.cli.slurm import check_fewer, status, submit
@@ -93,6 +96,7 @@ def _listed(_context: click.Context, _parameter: click.Parameter, given: str | N
     )
 )
 @click.argument("config", type=File)
+@system_option
 @set_option
 @click.option(
     "--resume",
@@ -101,7 +105,13 @@ def _listed(_context: click.Context, _parameter: click.Parameter, given: str | N
     "checkpoint folder PATH. Default: checkpoint.resume of the configuration, which is auto unless it says otherwise.",
 )
 @data_copy_option
-def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Sequence[tuple[str, str]]) -> int:
+def train(
+    config: Path,
+    system: str | None,
+    overrides: Sequence[str],
+    resume: str | None,
+    copies: Sequence[tuple[str, str]],
+) -> int:
     """Train as the TOML file CONFIG says, into its run.folder.
 
     Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Stopped by a signal (TERM, INT, USR1), it
@@ -110,7 +120,7 @@ def train(config: Path, overrides: Sequence[str], resume: str | None, copies: Se
     _start()
     from hpcrec.cli import train as commands
 
-    checked = _train_config(config, overrides, resume)
+    checked = _train_config(config, overrides, resume, system)
     return int(commands.train(checked, copies=copies, environment=os.environ))
 
 
@@ -213,16 +223,15 @@ def _start() -> int:
     return start(os.environ)
 
 
-def _train_config(path: Path, overrides: Sequence[str], resume: str | None) -> "Config":
-    from hpcrec.config import load_config
-
-    return load_config(path, [*overrides, *([] if resume is None else [f"checkpoint.resume={resume}"])])
+def _train_config(path: Path, overrides: Sequence[str], resume: str | None, system: str | None = None) -> "Config":
+    return config_of(path, [*overrides, *([] if resume is None else [f"checkpoint.resume={resume}"])], system)
 
 
 def _as_list(value: Any) -> Any:
     return value.tolist()
 
 
+command_line.add_command(init)
 command_line.add_command(prepare)
 command_line.add_command(data, "data")
 command_line.add_command(doctor)
@@ -359,7 +368,7 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
     if name == "train":
         from hpcrec.config import with_copied_data
 
-        checked = _train_config(given["config"], given["overrides"], given["resume"])
+        checked = _train_config(given["config"], given["overrides"], given["resume"], given["system"])
         with_copied_data(checked, given["copies"])
         return checked
     if name == "doctor":

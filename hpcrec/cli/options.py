@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hpcrec.errors import ConfigError
+from hpcrec.systems import SYSTEMS
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
@@ -104,6 +105,52 @@ checkpoint_option = click.option(
     metavar="best|last|PATH",
     help="Which checkpoint of the run; best is the last one where none was marked.",
 )
+
+
+class WithFiles(click.Command):
+    """A command whose options of files, --validation and --test, take all files up to the next option.
+
+    So a shell may expand a pattern there: with one file an option, the others would be taken for training data.
+    """
+
+    OPTIONS = ("--validation", "--test")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """The option is repeated for each file."""
+        spread: list[str] = []
+        option = None
+        for arg in args:
+            if arg.startswith("-"):
+                option = arg if arg in self.OPTIONS else None
+                if option is None:
+                    spread.append(arg)
+            else:
+                spread += [arg] if option is None else [option, arg]
+        return super().parse_args(ctx, spread)
+
+
+def parts_options(command: F) -> F:
+    """Files of their own for validation and test; of a `WithFiles`."""
+    for name in WithFiles.OPTIONS[::-1]:
+        told = f"Files of their own for {name[2:]}, up to the next option; FILES are then for training alone."
+        command = click.option(name, name[2:], type=File, multiple=True, metavar="FILE...", help=told)(command)
+    return command
+
+
+system_option = click.option(
+    "--system",
+    type=click.Choice(list(SYSTEMS)),
+    help="Start from the recipe of a published system (hpcrec/systems): its keys hold where CONFIG has no others.",
+)
+
+
+def config_of(path: Path, overrides: Sequence[str], system: str | None = None) -> "Config":
+    """The configuration of a file, from the recipe of a system on."""
+    from hpcrec.config import load_config
+
+    if system is None:
+        return load_config(path, overrides)
+    return load_config(path, overrides, recipe=SYSTEMS[system](), recipe_source=f"--system {system}")
 
 
 def run_config(path: Path, overrides: Sequence[str]) -> "Config":

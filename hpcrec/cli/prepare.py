@@ -5,20 +5,18 @@ Knows options; the converters are ``preparation.convert``'s. Starts MPI only whe
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hpcrec.cli.options import LAUNCHERS, File, examples
+from hpcrec.cli.options import LAUNCHERS, F, File, WithFiles, examples, parts_options
 from hpcrec.errors import ConfigError
 from hpcrec.units import MiB
 
 if TYPE_CHECKING:
     from hpcrec.comm.collectives import Collectives
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 out_option = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for train.h5 and the others."
@@ -95,27 +93,35 @@ def prepare() -> None:
 @job_options
 def prepare_criteo(rows: int | None, **options: Any) -> None:
     """Criteo click logs (Kaggle, 1 TB): tab-separated, plain or gzip: label, 13 integers, 26 categories."""
-    _convert("criteo", rows_per_feature=rows, **options)
+    _convert("criteo", {"rows_per_feature": rows}, **options)
 
 
 @prepare.command(
     "table",
+    cls=WithFiles,
     epilog=examples(
         "hpcrec prepare table --map datasets/avazu/avazu.toml --out data/avazu train.gz",
         "hpcrec run -n 8 -- prepare table --map mine.toml --out data/mine logs/*.parquet",
+        "hpcrec prepare table --map mine.toml --out data/mine 0*.csv --validation 10.csv --test 1[12].csv",
     ),
 )
 @click.argument("files", nargs=-1, type=File, required=True)
 @click.option(
     "--map", "map_", type=File, required=True, help="TOML file that says what the columns are (docs/data.md)."
 )
+@parts_options
 @out_option
-@split_option
+@click.option(
+    "--split",
+    metavar="KIND:...",
+    help="By fractions as order:0.8,0.1,0.1, hash:0.8,0,0.2, or group:0.8,0.1,0.1, which keeps the map's groups "
+    "together; by time as time:2024-05-30,2024-06-02T12:00:00 (first of validation, of test). Default: the map's.",
+)
 @seed_option
 @job_options
-def prepare_table(map_: Path, **options: Any) -> None:
-    """Tables in delimited text (plain or gzip) or Parquet, in the order given, by a map of their columns."""
-    _convert("table", table=map_, **options)
+def prepare_table(map_: Path, seed: int, **options: Any) -> None:
+    """Tables in delimited text (plain or gzip), Parquet or Arrow, in the order given, by a map of their columns."""
+    _convert("table", {"table": map_, "seed": seed}, seed=seed, **options)
 
 
 @prepare.command(
@@ -186,7 +192,7 @@ def check_prepare(arguments: Sequence[str]) -> None:
     from hpcrec.preparation import convert, tablemap
 
     if given["split"]:
-        convert.Split.parse(given["split"])
+        convert.parse_cut(given["split"])
     if "map_" in given:
         tablemap.load_map(given["map_"])
 
@@ -206,7 +212,15 @@ def _ranks() -> "Collectives | None":
 
 
 def _convert(
-    kind: str, *, files: Sequence[Path], out: Path, split: str | None, seed: int, piece_mib: int, **options: Any
+    kind: str,
+    of_kind: dict[str, Any],
+    *,
+    files: Sequence[Path],
+    out: Path,
+    split: str | None,
+    seed: int,
+    piece_mib: int,
+    **options: Any,
 ) -> None:
     """Converts on all ranks by ``convert.prepare_<kind>``, and says once what was written."""
     ranks = _ranks()
@@ -215,10 +229,11 @@ def _convert(
     summary = getattr(convert, f"prepare_{kind}")(
         files,
         out,
-        split=convert.Split.parse(split, seed) if split else None,
+        split=convert.parse_cut(split, seed) if split else None,
         piece_bytes=piece_mib * MiB,
         progress=sys.stderr.isatty(),
         ranks=ranks,
+        **of_kind,
         **options,
     )
     if ranks is None or ranks.rank == 0:

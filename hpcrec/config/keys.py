@@ -660,15 +660,39 @@ class Config:
     run: RunConfig
 
 
-def load_config(path: Path | str, overrides: Sequence[str] = ()) -> Config:
+def load_config(
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    *,
+    recipe: Mapping[str, Mapping[str, Any]] | None = None,
+    recipe_source: str = "",
+) -> Config:
     """The configuration in a TOML file, with ``section.key=value`` overrides put in, and each ``Unset`` key taken out.
+
+    Parameters
+    ----------
+    path : Path
+    overrides : sequence of str
+    recipe : mapping, optional
+        Keys by section that hold where the file does not say otherwise.
+    recipe_source : str
+        What messages call it.
 
     Raises
     ------
     ConfigError
         Naming the file (or the override), the key, what was found, what is allowed and what to change.
     """
-    mapping, sources = toml.override(toml.read(Path(path)), overrides)
+    written = toml.read(Path(path))
+    of_recipe: dict[toml.Keys, str] = {}
+    for section, keys in (recipe or {}).items():
+        ours = written.setdefault(section, {})
+        for key, value in keys.items() if isinstance(ours, dict) else ():
+            if key not in ours:
+                ours[key] = value
+                of_recipe[section, key] = recipe_source
+    mapping, overridden = toml.override(written, overrides)
+    sources = {**of_recipe, **overridden}
     config = validate(mapping, str(path), sources)
     if config.model.folder is not None:
         return config

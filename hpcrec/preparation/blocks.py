@@ -1,4 +1,4 @@
-"""Opens spans of a table as blocks of rows: text by its delimiter, Parquet by Arrow; each knows where its rows stand.
+"""Opens spans of a table as blocks of rows: text by its delimiter, others by Arrow; each knows where its rows stand.
 
 What the columns mean is not known here.
 """
@@ -18,11 +18,11 @@ from hpcrec.kernels.text import Places
 from hpcrec.preparation import lines
 from hpcrec.preparation.cells import ArrowCells, Cells, TextCells
 from hpcrec.preparation.lines import Digest, Lines
-from hpcrec.preparation.pieces import Span, kind_of, open_parquet
+from hpcrec.preparation.pieces import TYPED, Kind, Span, kind_of, open_arrow, open_parquet
 from hpcrec.preparation.tablemap import TableMap, places
 from hpcrec.types import Ints
 
-_PARQUET_ROWS = 1 << 14
+TYPED_ROWS = 1 << 14  # of a block of Parquet or Arrow, at most
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Block:
     first : int
         Number of row 0 in the span (of text: of its line in the span, a header counts).
     offset_R : int64 [n] or None
-        Byte of the file that each row begins at; None for Parquet.
+        Byte of the file that each row begins at; None for Parquet and Arrow.
     cells : dict of str to Cells
         By column.
     wrong : dict of int to str
@@ -52,7 +52,7 @@ class Block:
     lines: Lines | None = None
 
     def raw(self, row: int) -> str:
-        """The row as it stands in the file; of Parquet, the columns in use."""
+        """The row as it stands in the file; of Parquet and Arrow, the columns in use."""
         if self.lines is None or self.offset_R is None:
             return ", ".join(f"{name}={cells.shown(row)}" for name, cells in self.cells.items())
         begin = int(self.offset_R[row] - self.offset_R[0])
@@ -84,10 +84,10 @@ class Reader:
         has_text = False
         for path in sources:
             kind = kind_of(path)
-            if kind == "parquet":
-                with open_parquet(path) as file:
-                    places(file.schema_arrow.names, table.used, str(path))
-                    self._check_lists(path, file.schema_arrow)
+            if kind in TYPED:
+                schema = schema_of(path, kind)
+                places(schema.names, table.used, str(path))
+                self._check_lists(path, schema)
                 continue
             has_text = True
             if table.header:
@@ -108,8 +108,10 @@ class Reader:
 
     def blocks(self, span: Span, digest: Digest) -> Iterator[Block]:
         """The rows of a span."""
-        if span.kind == "parquet":
-            yield from self._parquet(span, digest)
+        if span.kind in TYPED:
+            yield from self._typed(
+                span, self._parquet(span, digest) if span.kind == "parquet" else self._arrow(span, digest)
+            )
             return
         for block in lines.read(span, digest, skip_header=self.table.header):
             yield self._text(block)
@@ -119,6 +121,8 @@ class Reader:
         if span.kind == "parquet":
             with open_parquet(span.path) as file:
                 return sum(file.metadata.row_group(group).num_rows for group in range(span.start, span.stop))
+        if span.kind == "arrow":
+            return sum(block.n for block in self.blocks(span, digest))
         return lines.count(span, digest, skip_header=self.table.header)
 
     def _text(self, block: Lines) -> Block:
@@ -136,7 +140,7 @@ class Reader:
             wrong[row] = f"found {found} in {shown[:80]!r}; allowed is {len(self._names)}"
             if self._has_them_in_quotes(block.text[line_begin[row] : line_begin[row + 1]]):
                 wrong[row] += ", which it has with quotes = true in the map"
-        cells: dict[str, Cells] = {name: TextCells(block.text, begin[i], end[i]) for i, name in enumerate(self._used)}
+        cells = {name: self._filled(TextCells(block.text, begin[i], end[i])) for i, name in enumerate(self._used)}
         return Block(
             block.span, block.n, block.first, cells, block.offset + line_begin[:-1].astype(np.int64), wrong, block
         )
@@ -148,21 +152,42 @@ class Reader:
         cut = text.cut_lines(line, delimiter=self.table.delimiter, quote='"', wanted=self._at, n_lines=1)
         return int(cut[-1][0]) == len(self._names)
 
-    def _parquet(self, span: Span, digest: Digest) -> Iterator[Block]:
+    def _typed(self, span: Span, batches: Iterator[Any]) -> Iterator[Block]:
+        """Blocks of record batches."""
         first = 0
         try:
-            with open_parquet(span.path) as file:
-                # The bytes of a span of row groups do not lie together: its checksum is of what says where they lie.
-                for group in range(span.start, span.stop):
-                    digest.update(_places(file.metadata.row_group(group)))
-                columns = list(self.table.used)
-                groups = range(span.start, span.stop)
-                for batch in file.iter_batches(_PARQUET_ROWS, row_groups=groups, columns=columns, use_threads=False):
-                    cells: dict[str, Cells] = {name: ArrowCells(batch.column(name)) for name in columns}
-                    yield Block(span, batch.num_rows, first, cells)
-                    first += batch.num_rows
+            for batch in batches:
+                cells = {name: self._filled(ArrowCells(batch.column(name))) for name in self.table.used}
+                yield Block(span, batch.num_rows, first, cells)
+                first += batch.num_rows
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{span.path}: not readable after row {first} ({error}); copy it again.") from error
+
+    def _parquet(self, span: Span, digest: Digest) -> Iterator[Any]:
+        with open_parquet(span.path) as file:
+            # The bytes of a span of row groups do not lie together: its checksum is of what says where they lie.
+            for group in range(span.start, span.stop):
+                digest.update(_places(file.metadata.row_group(group)))
+            groups = range(span.start, span.stop)
+            yield from file.iter_batches(
+                TYPED_ROWS, row_groups=groups, columns=list(self.table.used), use_threads=False
+            )
+
+    def _arrow(self, span: Span, digest: Digest) -> Iterator[Any]:
+        names = schema_of(span.path, "arrow").names
+        with open_arrow(span.path, sorted(places(names, self.table.used, str(span.path)))) as file:
+            for group in range(span.start, span.stop):
+                batch = file.get_batch(group)
+                batch.validate(full=True)  # offsets that lie outside would be followed
+                for column in batch.columns:
+                    for buffer in column.buffers():
+                        digest.update(b"" if buffer is None else buffer.to_pybytes())
+                for start in range(0, batch.num_rows, TYPED_ROWS):
+                    yield batch.slice(start, TYPED_ROWS)
+
+    def _filled(self, cells: Cells) -> Cells:
+        """Cells whose marks of what is missing are empty."""
+        return cells.without(self.table.empty) if self.table.empty else cells
 
     def _take_header(self, path: Path, kind: str) -> None:
         line = lines.first_line(path, kind)
@@ -189,6 +214,12 @@ class Reader:
             if column.list != is_list:
                 change = "set list = true" if is_list else "leave list out"
                 raise ConfigError(f"{path}: column {column.column or name!r} is {kind}; {change} in sparse.{name}.")
+
+
+def schema_of(path: Path, kind: Kind) -> Any:
+    """Names and types of the columns of a Parquet or Arrow file."""
+    with open_parquet(path) if kind == "parquet" else open_arrow(path) as file:
+        return file.schema_arrow if kind == "parquet" else file.schema
 
 
 def _places(group: Any) -> bytes:

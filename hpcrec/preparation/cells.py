@@ -3,6 +3,7 @@
 Each reading gives values and their states (`kernels.text`: good, empty, bad). Knows no files and no conventions.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
@@ -32,6 +33,9 @@ class Cells(Protocol):
     def items(self, separator: str | None) -> tuple["Cells", Ints]:
         """Each value as a list: the items of all, and int64 offsets."""
 
+    def without(self, marks: Sequence[str]) -> "Cells":
+        """These values, but empty where they are one of the marks."""
+
     def shown(self, row: int) -> str:
         """A value, for a message."""
 
@@ -41,6 +45,11 @@ class TextCells:
 
     def __init__(self, block: Bytes, begin: Places, end: Places) -> None:
         self._at = (block, begin, end)
+
+    @property
+    def places(self) -> tuple[Bytes, Places, Places]:
+        """The block, and where each value begins and ends in it."""
+        return self._at
 
     def integers(self) -> tuple[Ints, States]:
         """See `Cells`."""
@@ -65,6 +74,17 @@ class TextCells:
         begin, end, offsets = text.cut_lists(*self._at, separator)
         return type(self)(self._at[0], begin, end), offsets
 
+    def without(self, marks: Sequence[str]) -> Self:
+        """See `Cells`."""
+        block, begin, end = self._at
+        end = end.copy()
+        for mark in marks:
+            wanted = np.frombuffer(mark.encode(), np.uint8)
+            rows = np.flatnonzero(end - begin == len(wanted))
+            same = (block[begin[rows, None] + np.arange(len(wanted))] == wanted).all(axis=1)
+            end[rows[same]] = begin[rows[same]]
+        return type(self)(block, begin, end)
+
     def shown(self, row: int) -> str:
         """See `Cells`."""
         block, begin, end = self._at
@@ -80,6 +100,11 @@ class ArrowCells:
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
         self._array = array
+
+    @property
+    def array(self) -> Any:
+        """The values, as an Arrow array."""
+        return self._array
 
     def integers(self) -> tuple[Ints, States]:
         """See `Cells`; times are seconds since 1970."""
@@ -127,6 +152,17 @@ class ArrowCells:
             return self._as_text().items(separator)
         lengths = pc.fill_null(pc.list_value_length(self._array), 0).to_numpy().astype(np.int64)
         return ArrowCells(self._array.flatten()), ends(lengths)
+
+    def without(self, marks: Sequence[str]) -> Self:
+        """See `Cells`; of floats, NaN is a mark where 'nan' is one, however it is written."""
+        array = self._array
+        if self._is_text():
+            marked = pc.is_in(array, value_set=pa.array(marks).cast(array.type))
+        elif pa.types.is_floating(array.type) and any(mark.lower() == "nan" for mark in marks):
+            marked = pc.fill_null(pc.is_nan(array), False)
+        else:
+            return self
+        return type(self)(pc.if_else(marked, pa.scalar(None, array.type), array))
 
     @property
     def is_list(self) -> bool:

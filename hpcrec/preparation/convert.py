@@ -5,14 +5,26 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec.comm.ranks import Ranks
+from hpcrec.errors import ConfigError
 from hpcrec.preparation import job, stages
 from hpcrec.preparation.criteo import prepare_criteo
 from hpcrec.preparation.movielens import prepare_movielens
 from hpcrec.preparation.prepare_synthetic import prepare_synthetic
-from hpcrec.preparation.split import Split, Summary
+from hpcrec.preparation.split import Cut, FileSplit, Split, Summary, by_files, parse_cut
 from hpcrec.preparation.tablemap import TableMap, load_map
 
-__all__ = ["Split", "Summary", "TableMap", "prepare_criteo", "prepare_movielens", "prepare_synthetic", "prepare_table"]
+__all__ = [
+    "Cut",
+    "FileSplit",
+    "Split",
+    "Summary",
+    "TableMap",
+    "parse_cut",
+    "prepare_criteo",
+    "prepare_movielens",
+    "prepare_synthetic",
+    "prepare_table",
+]
 
 
 def prepare_table(
@@ -20,12 +32,15 @@ def prepare_table(
     out_dir: Path | str,
     table: TableMap | Path | str,
     *,
-    split: Split | None = None,
+    validation: Sequence[Path | str] = (),
+    test: Sequence[Path | str] = (),
+    split: Cut | None = None,
+    seed: int = 0,
     restart: bool = False,
     ranks: Ranks | None = None,
     **options: Any,
 ) -> Summary:
-    """Convert tables of delimited text or Parquet, in the order given; collective.
+    """Convert tables of delimited text, Parquet or Arrow, in the order given; collective.
 
     Parameters
     ----------
@@ -33,8 +48,12 @@ def prepare_table(
     out_dir : Path
     table : TableMap or Path
         What the columns are, or the TOML file that says so.
-    split : Split, optional
-        ``order:0.8,0.1,0.1`` by default.
+    validation, test : sequence of Path
+        Where these parts have files of their own: all sources are of train then. Vocabularies are those of train.
+    split : Cut, optional
+        By default what the map says, or ``order:0.8,0.1,0.1``.
+    seed : int
+        Of the map's split, where it is random.
     restart : bool
         Begin anew whatever the folder holds.
     ranks : Ranks, optional
@@ -45,17 +64,25 @@ def prepare_table(
     Raises
     ------
     ConfigError
-        The map is wrong, or does not fit the sources.
+        The map is wrong, or does not fit the sources; a split beside files of validation or test.
     DataError
         A source that cannot be read, or too many bad lines.
     """
     columns = table if isinstance(table, TableMap) else load_map(Path(table))
+    if validation or test:
+        if split is not None:
+            raise ConfigError(
+                "split: is for sources that hold all parts; leave it out, or the files of validation and test."
+            )
+        split = by_files(sources, validation, test)
+    elif split is None:
+        split = Split() if columns.split is None else parse_cut(columns.split, seed)
     conversion = job.Job(
         command="table",
         table=columns,
-        sources=job.sources_of(sources),
+        sources=job.sources_of([*sources, *validation, *test]),
         out=Path(out_dir),
-        split=split or Split(),
+        split=split,
         **options,
     )
     return stages.run(conversion, ranks, restart=restart)

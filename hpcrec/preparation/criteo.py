@@ -14,7 +14,7 @@ from hpcrec.preparation import stages
 from hpcrec.preparation.job import Job, sources_of
 from hpcrec.preparation.numbering import BINS_CONVENTION
 from hpcrec.preparation.pieces import PIECE_BYTES
-from hpcrec.preparation.split import Split, Summary
+from hpcrec.preparation.split import Cut, Split, Summary
 from hpcrec.preparation.tablemap import DenseColumn, SparseColumn, TableMap
 
 INTEGERS = tuple(f"I{i}" for i in range(1, 14))
@@ -29,7 +29,7 @@ def prepare_criteo(
     rows_per_feature: int | None = None,
     min_count: int = 1,
     bin_integers: bool = False,
-    split: Split | None = None,
+    split: Cut | None = None,
     max_bad: float = 0.0,
     piece_bytes: int = PIECE_BYTES,
     compression: str = "none",
@@ -54,7 +54,7 @@ def prepare_criteo(
     bin_integers : bool
         I1..I13 are features too, besides dense inputs: id 0 missing, 1 negative, 2 + x up to 2, then 2 + the integer
         part of the squared logarithm.
-    split : Split, optional
+    split : Cut, optional
         ``order:0.8,0.1,0.1`` by default.
     max_bad, piece_bytes, compression, progress
         See `Job`.

@@ -8,7 +8,7 @@ from pathlib import Path
 from hpcrec.preparation import pieces
 from hpcrec.preparation.journal import Record
 from hpcrec.preparation.pieces import PIECE_BYTES
-from hpcrec.preparation.split import Split
+from hpcrec.preparation.split import Cut
 from hpcrec.preparation.tablemap import TableMap
 
 
@@ -25,7 +25,7 @@ class Job:
         In the order of their samples.
     out : Path
         Folder of the data set.
-    split : Split
+    split : Cut
     max_bad : float
         Share of lines that may be bad; they are written to ``rejects.tsv``. With 0 the first one ends the conversion.
     piece_bytes : int
@@ -42,7 +42,7 @@ class Job:
     table: TableMap
     sources: tuple[Path, ...]
     out: Path
-    split: Split
+    split: Cut
     max_bad: float = 0.0
     piece_bytes: int = PIECE_BYTES
     compression: str = "none"

@@ -13,7 +13,7 @@ from hpcrec.data.files import writing
 from hpcrec.data.gather import join, take
 from hpcrec.data.layout import CHUNK_SAMPLES, Columns
 from hpcrec.errors import DataError
-from hpcrec.preparation.split import NAMES, Split, Summary
+from hpcrec.preparation.split import NAMES, Cut, Split, Summary
 from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature, Ints
 
@@ -32,7 +32,7 @@ class Parts:
         See `Writer`.
     attributes : dict
         Root attributes of every file, besides ``split``.
-    split : Split
+    split : Cut
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Parts:
         paths: dict[str, Path],
         features: Sequence[Feature],
         *,
-        split: Split,
+        split: Cut,
         n_dense: int,
         n_labels: int = 1,
         jagged: Collection[str] = (),
@@ -192,7 +192,7 @@ class SplitWriter:
             self._parts.abort()
 
 
-def no_sample(path: str, name: str, split: Split, seen: int) -> DataError:
+def no_sample(path: str, name: str, split: Cut, seen: int) -> DataError:
     """The error of a part that is empty."""
     return DataError(
         f"{path}: no sample fell into {name} ({split.describe()} of {seen} samples); give it a fraction of 0, or more "

@@ -10,24 +10,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import pyarrow.ipc
 import pyarrow.parquet
 
 from hpcrec.data.files import named
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.units import MiB
 
-Kind = Literal["text", "gzip", "parquet"]
+Kind = Literal["text", "gzip", "parquet", "arrow"]
+
+TYPED: tuple[Kind, ...] = ("parquet", "arrow")  # bring names and types of their columns
 
 PIECE_BYTES = 256 * MiB
 _GZIP_WEIGHT = 3  # bytes of text that a byte of gzip stands for where small files are joined
 _ENDS_BYTES = 1 << 20
-_MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip", b"PAR1": "parquet"}
+_MAGIC: dict[bytes, Kind] = {b"\x1f\x8b": "gzip", b"PAR1": "parquet", b"ARROW1": "arrow"}
+_STREAM = b"\xff\xff\xff\xff"  # begins Arrow's format of streams, which has no list of its batches
 
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a source: the lines whose first byte is in ``[start, stop)``; of Parquet, these row groups.
+    """A part of a source: the lines whose first byte is in ``[start, stop)``.
 
+    Of Parquet it is these row groups, of Arrow these record batches.
     A gzip file cannot be entered in the middle: its span is the whole file.
     """
 
@@ -50,21 +55,23 @@ def kind_of(path: Path) -> Kind:
     """Told by the first bytes."""
     try:
         with path.open("rb") as file:
-            head = file.read(4)
+            head = file.read(6)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; change the path.") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); give the path of a readable file.") from error
     if not head:
         raise DataError(f"{path}: is empty; leave it out, or copy it again.")
+    if head.startswith(_STREAM):
+        raise DataError(f"{path}: is a stream of Arrow's; write it as an Arrow file (Feather) or as Parquet.")
     return next((kind for magic, kind in _MAGIC.items() if head.startswith(magic)), "text")
 
 
 def cut(sources: Sequence[Path], piece_bytes: int = PIECE_BYTES) -> list[Piece]:
     """Pieces of the sources, in order.
 
-    A text file longer than `piece_bytes` is cut at multiples of it, Parquet between row groups. What is shorter is
-    joined with its neighbours up to that size.
+    A text file longer than `piece_bytes` is cut at multiples of it, Parquet and Arrow between row groups. What is
+    shorter is joined with its neighbours up to that size.
 
     Raises
     ------
@@ -102,13 +109,19 @@ def _spans(path: Path, piece_bytes: int) -> list[tuple[Span, int]]:
         return [(Span(path, kind, at, min(at + piece_bytes, size)), min(piece_bytes, size - at)) for at in starts]
     found: list[tuple[Span, int]] = []
     first, n_bytes = 0, 0
-    with open_parquet(path) as file:
-        groups = file.metadata.num_row_groups
-        for group in range(groups):
-            n_bytes += file.metadata.row_group(group).total_byte_size
-            if n_bytes >= piece_bytes or group == groups - 1:
-                found.append((Span(path, kind, first, group + 1), n_bytes))
-                first, n_bytes = group + 1, 0
+    if kind == "arrow":  # which does not say how long a batch is without reading it
+        with open_arrow(path) as batches:
+            groups = batches.num_record_batches
+        sizes = [size // max(groups, 1)] * groups
+    else:
+        with open_parquet(path) as file:
+            groups = file.metadata.num_row_groups
+            sizes = [file.metadata.row_group(group).total_byte_size for group in range(groups)]
+    for group in range(groups):
+        n_bytes += sizes[group]
+        if n_bytes >= piece_bytes or group == groups - 1:
+            found.append((Span(path, kind, first, group + 1), n_bytes))
+            first, n_bytes = group + 1, 0
     return found
 
 
@@ -118,6 +131,15 @@ def open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
         return pyarrow.parquet.ParquetFile(path)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file ({error}); copy it again.") from error
+
+
+def open_arrow(path: Path, columns: Sequence[int] | None = None) -> Any:
+    """Open an Arrow file, of which these columns are read, or all; DataError where it is none, or cut short."""
+    options = pyarrow.ipc.IpcReadOptions(included_fields=columns)
+    try:
+        return pyarrow.ipc.open_file(pyarrow.OSFile(str(path)), options=options)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Arrow file ({error}); copy it again.") from error
 
 
 def identity(path: Path) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from hpcrec.data import files
 from hpcrec.errors import DataError
 from hpcrec.preparation.blocks import Block
 from hpcrec.preparation.lines import lines_before
-from hpcrec.preparation.pieces import Piece, Span
+from hpcrec.preparation.pieces import TYPED, Piece, Span
 from hpcrec.preparation.table import Problems
 
 HEADER = "file\tline\tbyte\tcolumn\treason\ttext\n"
@@ -67,10 +67,10 @@ class Rejects:
             os.fsync(out.fileno())  # the note of the piece says how many there are
 
     def _refusal(self, block: Block, row: int, column: str, reason: str) -> str:
-        word = "row" if block.span.kind == "parquet" else "line"
-        before = 0 if block.span.kind == "parquet" else lines_before(block.span)
+        word = "row" if block.span.kind in TYPED else "line"
+        before = 0 if block.span.kind in TYPED else lines_before(block.span)
         where = f"{block.span.path}, {word} {before + block.first + row + 1}"
-        if block.span.kind == "parquet" and block.span.start:
+        if block.span.kind in TYPED and block.span.start:
             where += f" from row group {block.span.start} on"
         where += f", column {column}" if column else ""
         return f"{where}: {reason}. Mend or remove the {word}, or allow some (--max-bad)."

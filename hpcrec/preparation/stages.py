@@ -25,7 +25,7 @@ from hpcrec.preparation.numbering import Numbering, Uncounted
 from hpcrec.preparation.parts import Parts
 from hpcrec.preparation.pieces import Piece
 from hpcrec.preparation.rejects import Rejects
-from hpcrec.preparation.split import Summary
+from hpcrec.preparation.split import Samples, Summary
 from hpcrec.preparation.table import Maker
 from hpcrec.types import Ints
 
@@ -44,6 +44,9 @@ def run(job: Job, ranks: Ranks | None = None, *, restart: bool = False) -> Summa
     """
     ranks = ranks or Alone()
     job.table.check()
+    for kind in ("group", "time"):
+        if job.split.kind == kind and getattr(job.table, kind) is None:
+            raise ConfigError(f'split {job.split.describe()!r}: the map names no {kind}; add {kind} = "COLUMN" to it.')
     if not job.sources:
         raise ConfigError(f"prepare {job.command}: no source file; name at least one.")
     if not 0 <= job.max_bad <= 1:
@@ -229,7 +232,8 @@ class _Conversion:
         for number, span in enumerate(piece.spans):
             for block in self.reader.blocks(span, meter):
                 columns, problems = maker.columns(block)
-                part_S = self.job.split.assign(self._starts[piece.number] + seen, block.n, self._total)
+                start = self._starts[piece.number] + seen
+                part_S = self.job.split.part(Samples(columns, span.path, start, self._total))
                 seen += block.n
                 rejects.take(block, problems, number, seen)
                 part_S[list(problems.found)] = -1

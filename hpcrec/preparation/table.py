@@ -3,7 +3,7 @@
 Knows no files: what becomes of a bad row is decided above.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -12,7 +12,8 @@ import numpy as np
 from hpcrec.data import hashing
 from hpcrec.data.gather import ends
 from hpcrec.data.layout import Column, Columns
-from hpcrec.kernels.text import BAD, EMPTY, GOOD
+from hpcrec.kernels import text
+from hpcrec.kernels.text import BAD, EMPTY, GOOD, Words
 from hpcrec.preparation.blocks import Block
 from hpcrec.preparation.cells import Cells
 from hpcrec.preparation.numbering import BINS_CONVENTION, Bins, Direct, Hashed, Mask, Numbering, Raw
@@ -21,6 +22,8 @@ from hpcrec.types import Feature, Floats, Ints
 
 SALT = 0xC417E0  # of hashed ids: feature number j is salted by stream(SALT, j)
 _LARGEST = float(np.finfo(np.float32).max)
+_PER_SECOND = {"s": 1, "ms": 1000, "us": 1_000_000, "ns": 1_000_000_000}
+_UNITS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 _VALUES = {"text": "text", "integer": "an integer", "hex": "hexadecimal digits"}
 
 
@@ -71,7 +74,7 @@ class Maker:
 
     def columns(self, block: Block) -> tuple[Columns, Problems]:
         """All rows of a block as samples, and which of them are none: their numbers mean nothing."""
-        problems = Problems({row: ("", text) for row, text in block.wrong.items()})
+        problems = Problems({row: ("", found) for row, found in block.wrong.items()})
         labels = [self._label(block, name, problems) for name in self.table.labels]
         dense = np.empty((block.n, len(self.table.dense)), np.float32)
         for place, (name, spec) in enumerate(self.table.dense.items()):
@@ -87,18 +90,33 @@ class Maker:
         """What was done to the columns, in words, for the files' attributes."""
         out = {f"dense {name}": _dense_words(name, spec) for name, spec in self.table.dense.items()}
         out |= {f"sparse {name}": _sparse_words(name, spec) for name, spec in self.table.sparse.items()}
+        if self.table.label_from is not None:
+            out["label"] = f"1 from {self.table.label_from:g} on"
+        if self.table.label_words:
+            out["label"] = "0 {}, 1 {}".format(*self.table.label_words)
         if self.table.group is not None:
             hashed = ", hashed" if self.table.group_value == "text" else ""
             out["group"] = f"column {self.table.group}{hashed}"
         return out
 
     def _label(self, block: Block, name: str, problems: Problems) -> Floats:
-        values, states = block.cells[name].numbers()
-        if self.table.soft_labels:
+        cells, spec = block.cells[name], self.table
+        if spec.label_words:
+            words, states = cells.words("text", 0)
+            of_0, of_1 = _hashes(spec.label_words)
+            problems.add(
+                (words != of_0) & (words != of_1) | (states != GOOD), name, cells, " or ".join(spec.label_words)
+            )
+            return (words == of_1).astype(np.float32)
+        values, states = cells.numbers()
+        if spec.label_from is not None:
+            problems.add(states != GOOD, name, cells, "a number")
+            return (values >= spec.label_from).astype(np.float32)
+        if spec.soft_labels:
             wrong, allowed = (values < 0) | (values > 1), "a number from 0 to 1"
         else:
             wrong, allowed = (values != 0) & (values != 1), "0 or 1"
-        problems.add(wrong | (states != GOOD), name, block.cells[name], allowed)
+        problems.add(wrong | (states != GOOD), name, cells, allowed)
         return values.astype(np.float32)
 
     def _feature(self, block: Block, name: str, spec: SparseColumn, problems: Problems) -> Column:
@@ -135,9 +153,9 @@ class Maker:
     def _time(self, block: Block, name: str, problems: Problems) -> Ints:
         cells = block.cells[name]
         if self.table.time_format is None:
-            seconds, states = cells.integers()
-            problems.add(states != GOOD, name, cells, "seconds since 1970, an integer")
-            return seconds
+            units, states = cells.integers()
+            problems.add(states != GOOD, name, cells, f"{_UNITS[self.table.time_unit]} since 1970, an integer")
+            return units // _PER_SECOND[self.table.time_unit]
         words, states = cells.words("text", 0)
         _, rows, inverse = np.unique(words, return_index=True, return_inverse=True)
         found = [_seconds(cells.shown(row), self.table.time_format) for row in rows.tolist()]
@@ -145,6 +163,13 @@ class Maker:
         unread = np.array([value is None for value in found], np.bool_)[inverse]
         problems.add(unread | (states != GOOD), name, cells, f"a time written as {self.table.time_format}")
         return seconds
+
+
+def _hashes(words: Sequence[str]) -> Words:
+    """Of each word, as `Cells.words` has it."""
+    parts = [word.encode() for word in words]
+    ends_of = np.cumsum([0, *map(len, parts)]).astype(np.int32)
+    return text.hash_text(np.frombuffer(b"".join(parts), np.uint8), ends_of[:-1], ends_of[1:])[0]
 
 
 def _dense(block: Block, name: str, spec: DenseColumn, problems: Problems) -> Floats:
@@ -159,8 +184,10 @@ def _dense(block: Block, name: str, spec: DenseColumn, problems: Problems) -> Fl
             values = np.where(states == EMPTY, spec.missing, values)
     if spec.transform == "log1p":
         values = np.log1p(np.maximum(values, 0))
-    elif spec.transform == "clip":
+    elif spec.transform in ("clip", "scale"):
         values = np.clip(values, spec.low, spec.high)
+    if spec.low is not None and spec.high is not None and spec.transform == "scale":
+        values = (values - spec.low) / (spec.high - spec.low)
     too_large = np.abs(values) > _LARGEST
     if too_large.any():
         wrong, values = wrong | too_large, np.where(too_large, 0.0, values)
@@ -201,6 +228,7 @@ def _seconds(value: str, form: str) -> int | None:
 def _dense_words(name: str, spec: DenseColumn) -> str:
     missing = "missing refused" if spec.missing is None else f"missing {spec.missing:g}"
     how = {"none": "as it is", "log1p": "negative clipped to 0, log(x + 1)", "clip": f"clip {spec.low} {spec.high}"}
+    how["scale"] = f"{how['clip']}, scaled to [0, 1]"
     return f"column {spec.column or name}: {missing}, {how[spec.transform]}"
 
 

@@ -33,12 +33,13 @@ class DenseColumn:
     """Column of the table; the input's own name by default."""
     integer: _Flag = False
     """Whether only integers are allowed."""
-    transform: Literal["none", "log1p", "clip"] = "none"
-    """log1p: log(x + 1) of what is at least 0, negative values clipped to 0. clip: into [low, high]."""
+    transform: Literal["none", "log1p", "clip", "scale"] = "none"
+    """log1p: log(x + 1) of what is at least 0, negative values clipped to 0. clip: into [low, high]. scale: clipped,
+    then (x - low) / (high - low)."""
     low: _Number | None = None
-    """For transform clip."""
+    """For transforms clip and scale."""
     high: _Number | None = None
-    """For transform clip."""
+    """For transforms clip and scale."""
     missing: _Number | None = None
     """Taken for an empty value, before the transform; without it an empty value is a bad line."""
 
@@ -86,6 +87,10 @@ class TableMap:
     """Columns of the labels, 0 or 1 each."""
     soft_labels: _Flag = False
     """Whether labels may be any number from 0 to 1."""
+    label_from: _Number | None = None
+    """Labels are numbers, say ratings: from here on they are label 1, below it label 0."""
+    label_words: tuple[_Text, ...] = ()
+    """Labels are one of two words: first that of label 0, then that of label 1."""
     delimiter: Annotated[str, Field(strict=True, min_length=1, max_length=1)] = ","
     """What is between values."""
     quotes: _Flag = False
@@ -94,6 +99,8 @@ class TableMap:
     """Whether the first line of each text file has the names of the columns."""
     columns: tuple[_Text, ...] = ()
     """Names of the columns of text files without header."""
+    empty: tuple[_Text, ...] = ()
+    """Values that stand for an empty one, in every column, say NULL; NaN also those of Parquet's and Arrow's floats."""
     weight: _Text | None = None
     """Column of the weight of the sample."""
     group: _Text | None = None
@@ -103,7 +110,11 @@ class TableMap:
     time: _Text | None = None
     """Column of the time."""
     time_format: _Text | None = None
-    """How times are written, as Python's strptime has it, in UTC; without it they are seconds since 1970."""
+    """How times are written, as Python's strptime has it, in UTC; without it they are numbers since 1970."""
+    time_unit: Literal["s", "ms", "us", "ns"] = "s"
+    """Of times that are numbers."""
+    split: _Text | None = None
+    """How samples are cut into train, validation and test where the command does not say, as its --split."""
     dense: dict[str, DenseColumn] = field(default_factory=dict)
     """Dense inputs, in order."""
     sparse: dict[str, SparseColumn] = field(default_factory=dict)
@@ -112,10 +123,8 @@ class TableMap:
     def check(self) -> None:
         """Raise a ConfigError for keys that do not go together."""
         for name, dense in self.dense.items():
-            if (dense.transform == "clip") != (dense.low is not None or dense.high is not None):
-                raise ConfigError(f"dense.{name}: low and high go with transform 'clip'; give at least one of them.")
-            if dense.low is not None and dense.high is not None and dense.low > dense.high:
-                raise ConfigError(f"dense.{name}: low is {dense.low}, above high, {dense.high}; exchange them.")
+            if wrong := _wrong_dense(dense):
+                raise ConfigError(f"dense.{name}: {wrong}.")
         for name, sparse in self.sparse.items():
             if wrong := _wrong(sparse):
                 raise ConfigError(f"sparse.{name}: {wrong}.")
@@ -123,8 +132,16 @@ class TableMap:
                 raise ConfigError(f"sparse.{name}: a feature's name has no '/'; rename it, and give the column.")
         if not self.labels or not (self.dense or self.sparse):
             raise ConfigError("labels, and dense or sparse: at least one column each is needed; name them.")
-        if self.time_format is not None and self.time is None:
-            raise ConfigError("time_format: goes with time; name the column.")
+        if self.soft_labels + (self.label_from is not None) + bool(self.label_words) > 1:
+            raise ConfigError("soft_labels, label_from, label_words: one of them at most; leave the others out.")
+        if self.label_words and (len(self.label_words) != 2 or len(set(self.label_words)) != 2):
+            raise ConfigError(
+                f"label_words: {list(self.label_words)}; two that differ are needed, of label 0 and of label 1."
+            )
+        if self.time is None and (self.time_format is not None or self.time_unit != "s"):
+            raise ConfigError("time_format, time_unit: go with time; name the column.")
+        if self.time_format is not None and self.time_unit != "s":
+            raise ConfigError("time_unit: is for times that are numbers; leave it or time_format out.")
         if self.header and self.columns:
             raise ConfigError("columns: are for files without header; set header = false, or leave them out.")
         if not self.delimiter.isascii() or self.delimiter in '\r\n"':
@@ -177,6 +194,21 @@ def places(names: Sequence[str], wanted: Sequence[str], where: str) -> list[int]
             f"{where}: no column {', '.join(map(repr, absent))}; it has {', '.join(names)}. Change the map."
         )
     return [names.index(name) for name in wanted]
+
+
+def _wrong_dense(column: DenseColumn) -> str | None:
+    limits = (column.low, column.high)
+    if column.transform in ("none", "log1p") and limits != (None, None):
+        return "low and high go with transforms 'clip' and 'scale'; leave them out"
+    if column.transform == "clip" and limits == (None, None):
+        return "transform 'clip' takes low, high or both; give at least one of them"
+    if column.transform == "scale" and None in limits:
+        return "transform 'scale' takes low and high; give both"
+    if column.low is not None and column.high is not None and column.low > column.high:
+        return f"low is {column.low}, above high, {column.high}; exchange them"
+    if column.transform == "scale" and column.low == column.high:
+        return f"low and high are both {column.low}; transform 'scale' needs two that differ"
+    return None
 
 
 def _wrong(column: SparseColumn) -> str | None:

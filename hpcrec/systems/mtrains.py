@@ -23,21 +23,22 @@ a device has above it too.
 from typing import Any
 
 
-def configuration(path: str, memory_bytes: int) -> dict[str, Any]:
+def configuration(path: str | None = None, memory_bytes: int | None = None) -> dict[str, Any]:
     """Its positions on the axes, for ``config.validate`` together with data and a run folder.
 
     Parameters
     ----------
-    path : str
-        A folder on each host's own disk.
-    memory_bytes : int
-        Of each owner.
+    path : str, optional
+        A folder on each host's own disk; without it store.path has to be given besides.
+    memory_bytes : int, optional
+        Of each owner; without it store.memory_bytes has to be given besides.
     """
+    machine = {"path": path, "memory_bytes": memory_bytes}
     return {
         "topology": {"mode": "split"},
         "exchange": {"form": "pooled", "codec": "fp32", "prefetch": 2},
         "policy": {"name": "sync"},
         "embedding": {"optimizer": {"name": "rowwise_adagrad", "lr": 0.02}},
-        "store": {"name": "disk", "path": path, "memory_bytes": memory_bytes},
+        "store": {"name": "disk", **{key: value for key, value in machine.items() if value is not None}},
         "dense": {"reducer": "horovod"},
     }

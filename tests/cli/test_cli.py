@@ -285,3 +285,18 @@ def test_help_and_version_import_nothing_heavy():
     )
     done = subprocess_of(code=code)
     assert "hpcrec, version 0.1" in done.stdout and done.stdout.endswith("heavy: []\n"), done.stdout + done.stderr
+
+
+def test_a_system_holds_where_the_file_and_set_say_nothing(config, commands, capsys):
+    assert hpcrec("train", config, "--system", "persia", "--set", "policy.staleness=5") == 75
+    ((_, (given,), _),) = commands
+    assert (given.topology.mode, given.policy.name, given.policy.staleness) == ("split", "hybrid", 5)
+    config.write_text(CONFIG + '[policy]\nname = "sync"\n[embedding]\noptimizer = { name = "sgd", lr = 0.5 }\n')
+    assert hpcrec("config", "show", config, "--system", "dmt", "--set", "embedding.optimizer.lr=0.25") == 0
+    shown = capsys.readouterr().out
+    assert 'path = "levels"' in shown and 'name = "dmt_dlrm"' in shown and "lr = 0.25" in shown
+    assert hpcrec("config", "show", config, "--system", "persia") == 2
+    assert "--system persia: policy.staleness" in capsys.readouterr().err, "a key of the recipe beside one of the file"
+    assert hpcrec("config", "show", config, "--system", "mtrains") == 2
+    assert "store.path" in capsys.readouterr().err
+    assert hpcrec("train", config, "--system", "nobody") == 2
