@@ -93,6 +93,8 @@ class Bar:
                 unit="step",
                 ncols=columns,
                 dynamic_ncols=columns is None,
+                mininterval=0,  # when it is drawn is decided here
+                miniters=0,
             )
 
     def show(self, values: Mapping[str, Any]) -> None:
@@ -131,8 +133,8 @@ class Bar:
             self._shown["memory"] = format_bytes(n_bytes)
         shown = dict(sorted(self._shown.items(), key=_place))
         if self._bar is not None:
-            self._bar.n = self._step
-            self._bar.set_postfix(shown)
+            self._bar.set_postfix(shown, refresh=False)
+            self._bar.update(self._step - self._bar.n)
             return
         of = "" if self._total is None else f" of {self._total}"
         figures = [f"step {self._step}{of}", *(f"{name} {text}" for name, text in shown.items())]
