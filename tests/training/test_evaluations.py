@@ -1,6 +1,8 @@
 """Metrics that a configuration asks for: by groups of the data, over ranks, and in all that a run writes."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -160,3 +162,19 @@ def test_predict_runs_no_metric_of_ones_own(folder: Path) -> None:
     assert commands.predict(replace(elsewhere, train=other), data=str(plain), out=folder / "out.h5") == 70
     with h5py.File(folder / "out.h5") as file:
         assert file["prediction"].shape == (70,)
+
+
+def test_evaluate_by_a_feature_from_the_command_line(folder: Path) -> None:
+    write_data(folder / "data.h5")
+    assert commands.train(config(folder)) == 0
+    command = [sys.executable, "-m", "hpcrec", "evaluate", str(folder / "run")]
+    done = subprocess.run([*command, "--by", "user", "--by", "tag"], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert set(found["calibration_by"]) == {"user", "tag"}
+    assert sum(one["samples"] for one in found["calibration_by"]["user"]) == found["samples"] == 70
+    assert found["calibration_by"]["tag"][-1]["value"] == "none"
+    assert len(found["calibration_by_decile"]) == 10
+    refused = subprocess.run([*command, "--by", "usr"], capture_output=True, text=True, timeout=200)
+    assert refused.returncode != 0
+    assert "evaluation.by names feature 'usr'" in refused.stderr
