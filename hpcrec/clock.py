@@ -123,12 +123,12 @@ class Phase:
         self.name = name
 
     def __enter__(self) -> None:
+        now_s = self.began_s = monotonic()  # first: what it takes to enter is of the phase
         clock = self._clock = _here.clock
         part = self._part = clock.part
         inner = part if part.name == self.name else part.inside.get(self.name)
         if inner is None:
             inner = part.inside[self.name] = Part(self.name)
-        now_s = self.began_s = monotonic()
         self._kind = clock.turn(WORKS, now_s)
         clock.part = inner
 

@@ -48,12 +48,13 @@ STEPS, SLEPT_STEPS, SLEPT_S = 40, 3, 0.6
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:exchange.path")
 def test_parts_add_up_to_the_wall_clock_of_every_rank(case: str, folder: Path) -> None:
-    write_data(folder / "data.h5")
+    write_data(folder / "data.h5", samples=600)
     sections = {name: dict(keys) for name, keys in CASES[case].items()}
     if "store" in sections:
         sections["store"]["path"] = str(folder / "rows")
     sections["data"] = {"validation": str(folder / "data.h5")}
-    train = {"steps": STEPS, "eval_every": STEPS // 2, "log_every": 10}
+    train = {"steps": STEPS, "batch_size": 200, "eval_every": STEPS // 2, "log_every": 10}
+    sections["model"] = {"width": 16, "options": {"bottom": [64, 16], "top": [128, 64]}}  # as the quickstart's
     config = config_for(folder, train=train, checkpoint={"every": STEPS // 2}, **sections)
     began_s = time.monotonic()
     assert commands.train(config) == 0
