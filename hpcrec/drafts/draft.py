@@ -3,6 +3,7 @@
 A guess is worth what its reason is: every line has one. Nothing is converted or trained here.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -151,12 +152,12 @@ def write(tables: Tables, *, force: bool = False) -> Drafted:
 
 def prepare_command(tables: Tables) -> str:
     """The command line that converts the tables by the map."""
-    words = ["hpcrec prepare table --map", str(tables.out / MAP), "--out", str(tables.out / "data")]
+    words = ["hpcrec", "prepare", "table", "--map", str(tables.out / MAP), "--out", str(tables.out / "data")]
     words += map(str, tables.train)
     for name in ("validation", "test"):
         if files := getattr(tables, name):
             words += [f"--{name}", *map(str, files)]
-    return " ".join(words)
+    return shlex.join(words)
 
 
 def _look(tables: Tables) -> _Seen:

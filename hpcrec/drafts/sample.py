@@ -143,6 +143,10 @@ def take(reader: Reader, sources: Sequence[Path]) -> Sample:
     for place in places:
         count = _Count()
         for block, kept in blocks(reader, place, count):
+            text_rows += block.n if place.span.kind not in TYPED else 0
+            whole = whole and kept == block.n
+            if not kept:
+                continue
             good = np.array([row for row in range(kept) if row not in block.wrong], np.int64)
             for name in names:
                 array = _arrow(block.cells[name]).slice(0, kept)
@@ -150,12 +154,10 @@ def take(reader: Reader, sources: Sequence[Path]) -> Sample:
             wrong += kept - len(good)
             first_wrong = first_wrong or next(iter(block.wrong.values()), "")
             n += len(good)
-            whole = whole and kept == block.n
-            text_rows += block.n if place.span.kind in ("text", "gzip") else 0
             if n >= 2 * ROWS:
                 whole = False
                 break
-        if place.span.kind in ("text", "gzip"):
+        if place.span.kind not in TYPED:
             text_bytes += min(count.n, place.span.stop - place.span.start)
     columns = {name: _column(name, pa.chunked_array(arrays)) for name, arrays in parts.items() if arrays}
     total = n + wrong if whole else _typed_rows(sources) + round(text_rows * _text_bytes(sources) / max(text_bytes, 1))
