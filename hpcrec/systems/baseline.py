@@ -24,5 +24,4 @@ def configuration() -> dict[str, Any]:
         "exchange": {"form": "pooled", "codec": "fp32"},
         "policy": {"name": "sync"},
         "store": {"name": "dram"},
-        "dense": {"reducer": "horovod"},
     }

@@ -68,7 +68,8 @@ def test_a_run_tells_the_metrics_of_each(told: tuple[Path, str, str]) -> None:
     summary = json.loads((folder / "run" / "summary.json").read_text())
     by_label = summary["eval"]["by_label"]
     assert list(by_label) == ["click", "buy"]
-    assert set(by_label["buy"]) == {"auc", "logloss", "normalized_entropy", "calibration"}
+    whole = {"auc", "logloss", "normalized_entropy", "calibration", "calibration_by_decile"}
+    assert set(by_label["buy"]) == whole
     assert summary["eval"]["auc"] == pytest.approx((by_label["click"]["auc"] + by_label["buy"]["auc"]) / 2)
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     evaluated = [line for line in lines if "validation_auc" in line]

@@ -131,8 +131,6 @@ def test_the_file_says_of_what_it_is(tmp_path: Path) -> None:
         (None, 1, ["prediction"]),
         (None, 2, ["prediction_0", "prediction_1"]),
         (("click",), 1, ["prediction_click"]),
-        (("click", "click"), 2, ["prediction_0", "prediction_1"]),  # the attribute is whoever's made the file
-        (("click",), 2, ["prediction_0", "prediction_1"]),
     ],
 )
 def test_names_of_labels(tmp_path: Path, labels: Sequence[str] | None, n_labels: int, wanted: list[str]) -> None:
