@@ -68,7 +68,7 @@ def both(config: Config, folder: Path, data: Path, embeddings: str) -> tuple[np.
     for name in ("run", "exported"):
         with h5py.File(folder / f"{name}.h5") as file:
             assert file.attrs["step"] == config.train.steps and file.attrs["data"] == str(data)
-            found.append(file["prediction"][()])
+            found.append(np.stack([file[name][()] for name in sorted(file)], axis=-1))
     return found[0], found[1]
 
 
