@@ -359,6 +359,7 @@ class Session:
             policy="sync",
             affinity=None,
             exchange=SimpleNamespace(record=lambda: None),
+            signal=SimpleNamespace(name="SIGUSR1"),  # of those that stop
             splits=splits,
             store=SimpleNamespace(track=self._track, thaw=lambda: None, freeze=lambda *_: None),
             tables={},
