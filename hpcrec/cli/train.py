@@ -4,10 +4,12 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 """
 
 import contextlib
+import json
 import math
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcrec.again import is_there, names_in
+from hpcrec.again import is_there, names_in, read_again
 from hpcrec.build.auto import drain_points
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
@@ -38,6 +40,7 @@ from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
+from hpcrec.training.callbacks import tell as tell_callbacks
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.copies import copies_advice, copies_summary
@@ -51,7 +54,12 @@ EVALUATED_BESIDE = ("group_auc", "group_logloss", "masked_auc", "masked_logloss"
 
 
 def train(
-    config: Config, *, copies: Sequence[tuple[str, str]] = (), environment: Mapping[str, str] | None = None
+    config: Config,
+    *,
+    copies: Sequence[tuple[str, str]] = (),
+    environment: Mapping[str, str] | None = None,
+    callbacks: Sequence[Any] = (),
+    goes_on: bool = False,
 ) -> ExitCodes:
     """Trains as the configuration says, into its run folder; collective.
 
@@ -63,6 +71,10 @@ def train(
         Where it has Slurm's variables, the record of attempts has the job. Where the same job began this run in an
         earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says. With
         ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that.
+    callbacks : sequence
+        See ``training.callbacks.Callback``.
+    goes_on : bool
+        Whether the process, if it is the only rank, goes on after an error.
 
     Returns
     -------
@@ -83,9 +95,7 @@ def train(
         config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))
     with (
         open_session(with_copied_data(config, copies)) as session,
-        claimed(
-            run, allocation, session.parts.world.main, when_lost=partial(session.parts.signal.request, "claim lost")
-        ) as claim,
+        _claimed(run, allocation, session, goes_on=goes_on) as claim,
     ):
         main, root = session.parts.world.main, session.topology.rank == 0
         resume = on_root(main, lambda: _prepare_folder(run, config, allocation, claim, main.comes_on))
@@ -97,21 +107,14 @@ def train(
             tell(f"resumed from step {first} of {session.total_steps}")
             for difference in loop.differences:
                 tell(f"not as before, so not bit for bit: {difference}")
-        with telemetry.Telemetry(
-            run,
-            active=root,
-            first_step=first,
-            total_steps=session.total_steps,
-            tensorboard=config.run.tensorboard,
-            progress=config.run.progress,
-        ) as told:
+        with _telemetry(config, session, callbacks) as told:
 
             def note(said: str) -> None:
                 """The end of a run that failed, by whichever rank knows of it; of one that has lost it, nothing."""
                 if claim.lost():
                     return
-                failed = {**_failed(session, told, software, said), **_seen(loop)}
-                telemetry.write_summary(run, {**failed, **_attempts(run)})
+                failed = {**_failed(session, told, software, said), **_seen(loop), **_attempts(run)}
+                telemetry.write_summary(run, failed)
                 attempts.end(run, session.step, "failed")
 
             with session.parts.world.noting_stalls(note):
@@ -121,6 +124,7 @@ def train(
                 except Exception as error:
                     with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
+                    _tell_failure(callbacks if root else (), run)
                     raise
                 summary = _summary(session, outcome, told.throughput(), software)
                 held = on_root(session.parts.world.main, lambda: _is_held(claim))
@@ -130,7 +134,37 @@ def train(
             tell(report.text_table(summary) + report.drains_advice(summary, drain_points(config)))
             _advise_on_copies(session, config, summary, first)
             tell(f"run folder: {run}")
+            tell_callbacks(callbacks, "on_end", telemetry.as_json(summary))
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
+
+
+def _claimed(run: Path, allocation: Allocation, session: Session, *, goes_on: bool) -> AbstractContextManager[Claim]:
+    lost = partial(session.parts.signal.request, "claim lost")
+    return claimed(run, allocation, session.parts.world.main, when_lost=lost, goes_on=goes_on)
+
+
+def _telemetry(config: Config, session: Session, callbacks: Sequence[Any]) -> telemetry.Telemetry:
+    return telemetry.Telemetry(
+        Path(config.run.folder),
+        active=session.topology.rank == 0,
+        first_step=session.step,
+        total_steps=session.total_steps,
+        tensorboard=config.run.tensorboard,
+        progress=config.run.progress,
+        callbacks=callbacks,
+    )
+
+
+def _tell_failure(callbacks: Sequence[Any], run: Path) -> None:
+    """A run that failed has ended: what its summary says. What callbacks raise then is not what helps."""
+    with contextlib.suppress(Exception):
+        tell_callbacks(callbacks, "on_end", read_summary(run))
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """What summary.json of a run says."""
+    path = run / "summary.json"
+    return dict(json.loads(read_again(path, path.read_text)))
 
 
 def evaluate(config: Config, *, data: str | None = None, checkpoint: str = "best") -> dict[str, Any]:

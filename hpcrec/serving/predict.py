@@ -7,7 +7,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.errors import DataError
 from hpcrec.serving.exported import Exported
 
-_BATCH = 8192  # samples
+BATCH = 8192  # samples
 
 
 def predict_data(folder: Path, data: Path, out: Path) -> int:
@@ -28,8 +28,8 @@ def predict_data(folder: Path, data: Path, out: Path) -> int:
         _check(exported, dataset)
         shape = (dataset.samples,) if exported.labels == 1 else (dataset.samples, exported.labels)
         with predictions(out, shape) as output:
-            for start in range(0, dataset.samples, _BATCH):
-                stop = min(start + _BATCH, dataset.samples)
+            for start in range(0, dataset.samples, BATCH):
+                stop = min(start + BATCH, dataset.samples)
                 columns = dataset.read_ranges([(start, stop)], exported.features, ())
                 output.file["prediction"][start:stop] = exported.predict(columns.sparse, columns.dense)
                 output.check()

@@ -17,7 +17,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -29,6 +29,7 @@ from hpcrec.again import is_there, read_json_lines
 from hpcrec.comm.failure import say
 from hpcrec.data.files import write_text, writing
 from hpcrec.errors import OutputError
+from hpcrec.training.callbacks import tell
 from hpcrec.units import KiB, format_bytes
 
 STATUSES = ("finished", "stopped", "failed")
@@ -108,6 +109,8 @@ class Telemetry:
         from a run that was interrupted after its last checkpoint; they are dropped, and written anew.
     tensorboard, progress : bool
         Whether to write TensorBoard's files, and to show a progress bar.
+    callbacks : sequence
+        Told of what happens, on the rank that writes: see ``callbacks.Callback``.
     """
 
     def __init__(
@@ -119,6 +122,7 @@ class Telemetry:
         total_steps: int | None = None,
         tensorboard: bool = True,
         progress: bool = True,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.folder = Path(folder)
         self._samples = 0
@@ -127,8 +131,10 @@ class Telemetry:
         self._board: _TensorBoard | None = None
         self._bar = None
         self._shown: dict[str, str] = {}
+        self._callbacks: list[Any] = []
         if not active:
             return
+        self._callbacks += callbacks
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "metrics.jsonl"
         _keep_until(path, first_step)
@@ -136,6 +142,7 @@ class Telemetry:
         if tensorboard:
             try:
                 self._board = _TensorBoard(self.folder / "tensorboard", first_step)
+                self._callbacks.insert(0, self._board)
             except OutputError as error:
                 say(f"hpcrec: {error} TensorBoard is left out: the run goes on without it.\n")
         if progress:
@@ -173,8 +180,8 @@ class Telemetry:
         self._show({"loss": loss, "wire_bytes_per_step": wire_bytes})
         self._bar.update(1)
 
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, and the numbers to TensorBoard.
+    def log(self, step: int, values: Mapping[str, Any], *, evaluation: bool = False) -> None:
+        """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, of steps or of an ``evaluation``.
 
         Numbers that JSON cannot hold (nan, infinities) become null. The bar shows ``loss``, ``wire_bytes_per_step`` and
         any ``auc``, whatever comes before its name. What cannot be written of either file is kept, and written with a
@@ -182,12 +189,14 @@ class Telemetry:
         """
         if self._lines is None:
             return
-        line = json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n"
-        self._lines.add(line.encode())
+        line = as_json({"step": step, "time": round(time.time(), 3), **values})
+        self._lines.add((json.dumps(line) + "\n").encode())
         self._show(values)
-        if self._board is not None:
-            numbers = {name: v for name, v in values.items() if isinstance(v, int | float | np.number)}
-            self._board.add(step, {name: float(v) for name, v in numbers.items() if math.isfinite(v)})
+        tell(self._callbacks, "on_evaluation" if evaluation else "on_step", step, line)
+
+    def saved(self, step: int, folder: Path) -> None:
+        """The checkpoint of a step is whole, in this folder."""
+        tell(self._callbacks, "on_checkpoint", step, folder)
 
     def _show(self, values: Mapping[str, Any]) -> None:
         """Puts what the bar shows of ``values`` behind it."""
@@ -218,6 +227,7 @@ class Telemetry:
                 with contextlib.suppress(OSError):  # a full disk
                     thing.close()
         self._bar = self._board = self._lines = None
+        self._callbacks = []
 
     def __enter__(self) -> Self:
         return self
@@ -323,11 +333,15 @@ class _TensorBoard:
         if first_step > 0:
             self._add(step=first_step, session_log=events.SessionLog(status=events.SessionLog.START))
 
-    def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds numbers by name."""
+    def on_step(self, step: int, line: Mapping[str, Any]) -> None:
+        """Adds the numbers of a line of metrics.jsonl, by name."""
+        said = {name: value for name, value in line.items() if name not in ("step", "time")}
+        numbers = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
         if numbers:
             values = [value for name, number in numbers.items() for value in self._scalar(name, number).value]
             self._add(step=step, summary={"value": values})
+
+    on_evaluation = on_step
 
     def close(self) -> None:
         """Ends the file, as ``_Appended`` does."""
