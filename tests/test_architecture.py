@@ -56,8 +56,8 @@ ALLOWED = {
     "embedding comm",
     # A user's own process: configurations, frames and results go in and out as Python has them.
     "api": "cli.train launcher build toml config training models preparation serving data comm",
-    "cli": "again api cli.train launcher doctor build systems config training.loop training.lines training.compression training "
-    "checkpoint.tools checkpoint preparation serving data embedding comm",
+    "cli": "again cli.train launcher doctor build systems config training.compression training checkpoint.tools "
+    "checkpoint preparation serving data comm",
     "__main__": "cli",
     "__init__": "api build training",
 }

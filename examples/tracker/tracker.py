@@ -20,6 +20,7 @@ class SqliteTracker:
         self.checkpoint = None
 
     def on_step(self, step, line):
+        """Keeps the numbers of a line of metrics.jsonl."""
         rows = [(self.name, step, key, value) for key, value in line.items() if isinstance(value, int | float)]
         with self.file:
             self.file.executemany("insert into numbers values (?, ?, ?, ?)", rows)
@@ -27,9 +28,11 @@ class SqliteTracker:
     on_evaluation = on_step
 
     def on_checkpoint(self, step, folder):
-        self.checkpoint = str(folder)
+        """Keeps where the newest checkpoint is."""
+        self.checkpoint = f"{folder} (step {step})"
 
     def on_end(self, summary):
+        """Keeps how the run ended."""
         row = (self.name, summary["status"], summary["steps"], self.checkpoint)
         with self.file:
             self.file.execute("insert into runs values (?, ?, ?, ?)", row)

@@ -18,7 +18,7 @@ SOURCE = "the configuration"
 
 
 def configured(config: Given, sections: Mapping[str, Any]) -> Config:
-    """The configuration ``config`` with the keys of ``sections`` put over it.
+    """The configuration ``config`` with the keys of ``sections`` put over it, of which None takes a key out.
 
     Paths may be ``Path`` objects. ``model.name``, and ``module`` among its options, may be classes or functions.
 
@@ -30,7 +30,7 @@ def configured(config: Given, sections: Mapping[str, Any]) -> Config:
     if config is not None and not isinstance(config, Path | str | Mapping):
         raise ConfigError(f"config is {config!r}. Allowed: the path of a TOML file, or a dict of sections.")
     path = Path(config) if isinstance(config, Path | str) else None
-    mapping: dict[str, Any] = dict(toml.read(path)) if path is not None else dict(_as_toml(config or {}))
+    mapping: dict[str, Any] = dict(toml.read(path)) if path is not None else _over({}, _as_toml(config or {}))
     for section, keys in sections.items():
         if not isinstance(keys, Mapping):
             raise ConfigError(f"{section} is {keys!r}. Allowed: a dict of the keys of that section.")
@@ -58,17 +58,17 @@ def run_config(folder: Path) -> Config:
 
 
 def _over(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:
-    """``above`` put over ``below``, table by table."""
+    """``above`` put over ``below``, table by table; None takes a key out."""
     merged = dict(below) if isinstance(below, Mapping) else {}
     for key, value in above.items():
         merged[key] = _over(merged.get(key), value) if isinstance(value, Mapping) else value
-    return merged
+    return {key: value for key, value in merged.items() if value is not None}
 
 
 def _as_toml(value: Any) -> Any:
-    """As TOML would have given it; what is None is not there."""
+    """As TOML would have given it, but for None."""
     if isinstance(value, Mapping):
-        return {key: _as_toml(inner) for key, inner in value.items() if inner is not None}
+        return {key: _as_toml(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_as_toml(inner) for inner in value]
     if callable(value):

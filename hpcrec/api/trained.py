@@ -78,8 +78,8 @@ def train(config: Given = None, callbacks: Sequence[Any] = (), **sections: Any) 
     callbacks : sequence
         Told of what happens: see ``hpcrec.Callback``.
     **sections
-        Keys by section, put over ``config``: ``train={"steps": 100}``. ``model={"name": MyModel}`` may be a class or a
-        function, wherever it was made.
+        Keys by section, put over ``config``, from which None takes them out: ``train={"steps": 100}``.
+        ``model={"name": MyModel}`` may be a class or a function, wherever it was made.
 
     Raises
     ------
