@@ -65,7 +65,7 @@ ALLOWED = {
 ABOVE = {
     "cli": "__main__",
     "cli.train": "cli api",
-    "api": "cli __init__",
+    "api": "__init__",
     "build": "cli cli.train api doctor __init__",
     "launcher": "cli api",
 }
