@@ -5,7 +5,6 @@ stays); knows nothing of what is trained.
 """
 
 import contextlib
-import functools
 import gc
 import threading
 from collections.abc import Iterator, Mapping
@@ -22,11 +21,6 @@ from hpcrec.errors import HpcrecError
 def ranks() -> int:
     """Ranks of the job that this process is of."""
     return int(MPI.COMM_WORLD.size)
-
-
-@functools.cache
-def _become_rank(environment: tuple[tuple[str, str], ...]) -> None:
-    start(dict(environment))
 
 
 _at_work = threading.Lock()
@@ -64,7 +58,8 @@ def taking_part(environment: Mapping[str, str], threads: int | None = None) -> I
         )
     try:
         if ranks() > 1:
-            _become_rank(tuple(sorted(environment.items())))
+            if not failure.is_installed():
+                start(environment)
             yield
         else:
             check_launch(MPI.COMM_WORLD, dict(environment))

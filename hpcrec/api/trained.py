@@ -60,7 +60,7 @@ class Run:
         return {name: value for name, value in self.summary["eval"].items() if value is not None}
 
     def predict(self, frame: Any, dense: Any = None) -> Floats:
-        """As ``hpcrec.load(run.folder).predict``."""
+        """As of ``hpcrec.load``, which opens the run once for many calls: here each opens it anew."""
         with load(self.folder, trust=True) as model:
             return model.predict(frame, dense)
 

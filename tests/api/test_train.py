@@ -116,6 +116,24 @@ def test_what_is_not_allowed_is_refused(files: dict[str, str], tmp_path: Path, g
         hpcrec.train(**{**sections(files, tmp_path / "run"), **given})
 
 
+def test_neither_mpi_nor_horovod_is_needed(files: dict[str, str], tmp_path: Path) -> None:
+    """The bits are those with an MPI library."""
+    given = sections(files, tmp_path / "without", train={"steps": 2, "log_every": 1})
+    given["run"]["folder"] = str(tmp_path / "without")
+    asked = f"""
+import sys
+sys.modules["mpi4py"] = sys.modules["horovod"] = None
+import hpcrec
+run = hpcrec.train(**{given!r})
+assert run.summary["versions"]["mpi_library"] == "none: one rank", run.summary["versions"]
+"""
+    subprocess.run([sys.executable, "-c", asked], check=True, cwd=ROOT)
+    run = hpcrec.train(given, run={"folder": tmp_path / "with"})
+    without = [json.loads(line) for line in (tmp_path / "without" / "metrics.jsonl").read_text().splitlines()]
+    losses = [[line["loss"] for line in lines if "loss" in line] for lines in (without, run.history)]
+    assert losses[0] == losses[1] and len(losses[0]) == 2
+
+
 def test_another_thread_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     found: list[BaseException] = []
 
