@@ -41,5 +41,9 @@ class NonFiniteError(HpcrecError, ArithmeticError):
     """A loss or gradient that is not finite: extreme data, or training that diverged."""
 
 
+class RankError(HpcrecError, RuntimeError):
+    """A function of ``hpcrec.launch`` that failed on a rank; the message carries the traceback from there."""
+
+
 class MissingError(HpcrecError, ImportError):
     """A package or library that is needed now and not there; the message carries the command that installs it."""

@@ -56,13 +56,24 @@ ALLOWED = {
     # build: what a configuration needs of memory and disk
     "doctor": "again build config training dense data disk kernels comm",  # disk: rates of that of rows
     "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
-    "cli": "again launcher doctor build systems config training.loop training.lines training.compression training "
-    "checkpoint.tools checkpoint drafts preparation serving data embedding comm",
+    # What training does on every rank, whoever asks for it: a command line or the Python interface.
+    "cli.train": "again build config training.loop training.lines training.compression training checkpoint data "
+    "embedding comm",
+    # A user's own process: configurations, frames and results go in and out as Python has them.
+    "api": "cli.train launcher build toml config training models preparation serving data comm",
+    "cli": "again cli.train launcher doctor build systems config training.compression training checkpoint.tools "
+    "checkpoint drafts preparation serving data comm",
     "__main__": "cli",
-    "__init__": "build training",
+    "__init__": "api build training",
 }
 # Who may import what stands above the rest; of those that the tables above allow, nobody else.
-ABOVE = {"cli": "__main__", "build": "cli doctor __init__", "launcher": "cli"}
+ABOVE = {
+    "cli": "__main__",
+    "cli.train": "cli api",
+    "api": "__init__",
+    "build": "cli cli.train api doctor __init__",
+    "launcher": "cli api",
+}
 # Packages of others that only one part may import, and parts that may not import them.
 ONLY_IN = {"mpi4py": "comm", "horovod": "dense"}
 NOT_IN = {("plan", "torch"), ("plan", "mpi4py")}
@@ -75,9 +86,9 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/kernels/staging.py", "torch"): "kernels of the host run without it",
     ("hpcrec/dense/place.py", "torch._lazy.ts_backend"): "only for a device that is emulated",
     ("hpcrec/training/telemetry.py", "tensorboardX"): "only for run.tensorboard; takes 0.2 s",
+    ("hpcrec/api/launched.py", "cloudpickle"): "optional: functions of modules are pickled without it",
+    ("hpcrec/api/loaded.py", "hpcrec.api.reading"): "starts MPI, which an export does not need",
     ("hpcrec/data/prediction_files.py", "pyarrow"): "only for predictions as Parquet: training need not wait for it",
-    ("hpcrec/__init__.py", "hpcrec.build.session"): "so that `import hpcrec` needs neither torch nor MPI",
-    ("hpcrec/__init__.py", "hpcrec.training.session"): "so that `import hpcrec` needs neither torch nor MPI",
     ("hpcrec/cli/main.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli/main.py", "hpcrec.cli.train"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli/main.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
@@ -124,6 +135,10 @@ ENVIRONMENT: dict[str, str] = {
     "hpcrec/cli/towers.py": "hands the environment's settings to the library",
     "hpcrec/cli/slurm.py": "HPCREC_ENV, which slurm/env.sh documents, names the site's settings there too",
     "hpcrec/cli/prepare.py": "the launcher says there whether there are several ranks",
+    "hpcrec/api/trained.py": "hands the environment's settings to the library",
+    "hpcrec/api/loaded.py": "hands the environment's settings to the library",
+    "hpcrec/api/on_rank.py": "hands the environment's settings to the library",
+    "hpcrec/api/launched.py": "hands its own environment on to the ranks that it starts",
     "hpcrec/launcher/mpirun.py": "hands its own environment on to the ranks that it starts",
     "hpcrec/launcher/submit.py": "hands its own environment on to sbatch, less what Slurm has told of a job around it",
     "hpcrec/comm/library.py": "the launcher says there whether there are several ranks",

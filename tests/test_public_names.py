@@ -3,7 +3,8 @@
 import subprocess
 import sys
 
-PUBLIC = ["Session", "open_session"]  # a name more or less is a change of the interface: CHANGELOG.md says so too
+# A name more or less is a change of the interface: CHANGELOG.md says so too.
+PUBLIC = ["Callback", "CsvLog", "Loaded", "Run", "Session", "launch", "load", "open_session", "prepare", "train"]
 
 
 def run(code: str) -> str:
@@ -27,6 +28,15 @@ def test_importing_and_listing_starts_nothing() -> None:
     assert run(code) == "\n"
 
 
+def test_data_sets_and_launches_start_no_mpi_in_the_process_that_asks_for_them() -> None:
+    code = """
+import hpcrec, sys
+hpcrec.prepare, hpcrec.launch, hpcrec.CsvLog
+print(*({"mpi4py.MPI", "horovod"} & set(sys.modules)))
+"""
+    assert run(code) == "\n"
+
+
 def test_public_names_stay_what_they_are_when_all_modules_are_imported() -> None:
     code = """
 import importlib, hpcrec
@@ -44,8 +54,16 @@ for name in before:
 print(*dir(hpcrec))
 """
     assert run(code).splitlines() == [
+        "Callback type hpcrec.training.callbacks",
+        "CsvLog type hpcrec.training.callbacks",
+        "Loaded type hpcrec.api.loaded",
+        "Run type hpcrec.api.trained",
         "Session type hpcrec.training.session",
+        "launch function hpcrec.api.launched",
+        "load function hpcrec.api.loaded",
         "open_session function hpcrec.build.session",
+        "prepare function hpcrec.api.prepared",
+        "train function hpcrec.api.trained",
         " ".join(PUBLIC),
     ]
 
@@ -58,4 +76,4 @@ try:
 except AttributeError as error:
     print(error)
 """
-    assert run(code) == "module 'hpcrec' has no attribute 'open_sesion'. It has: Session, open_session.\n"
+    assert run(code) == f"module 'hpcrec' has no attribute 'open_sesion'. It has: {', '.join(PUBLIC)}.\n"

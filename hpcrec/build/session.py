@@ -101,8 +101,17 @@ def open_session(
 
 def _opened(config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> Session:
     world = make_world(config)
+    try:
+        return _opened_on(world, config, deal, timer, reading=reading)
+    except BaseException:
+        if world.topology.size == 1:  # its process may go on; the others of several ranks are not waited for
+            world.close()
+        raise
+
+
+def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> Session:
     if (why := _why_flat(config, world)) and world.topology.rank == 0:
-        warnings.warn(why, stacklevel=3)
+        warnings.warn(why, stacklevel=4)
     agreed = partial(_together, world)
     splits = agreed(lambda: _open_splits(config, deal))
     agreed(lambda: _check_same_data(splits, world))
@@ -233,7 +242,7 @@ def _say_apart(layout: Layout, topology: Topology) -> None:
     if topology.rank == 0:
         reasons = "; ".join(f"{name}, because {why}" for name, why in layout.apart.items())
         told = f"Of the operators that owners were to compute by exchange.form, dense ranks compute {reasons}."
-        warnings.warn(told, stacklevel=5)
+        warnings.warn(told, stacklevel=6)
 
 
 def _teaches_from(config: Config) -> int | None:

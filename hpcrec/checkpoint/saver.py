@@ -191,6 +191,12 @@ class Saver:
             raise failure
         return written
 
+    def end(self) -> None:
+        """After an error, on the only rank: waits for the thread, whatever comes of its checkpoint."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
     def _thaw(self) -> None:
         store, self._store = self._store, None
         if store is not None:

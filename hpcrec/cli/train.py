@@ -4,6 +4,7 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 """
 
 import contextlib
+import json
 import math
 import shutil
 import socket
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hpcrec.again import is_there, names_in
+from hpcrec.again import is_there, names_in, read_again
 from hpcrec.build.auto import drain_points
 from hpcrec.build.reading import open_for_reading
 from hpcrec.build.session import open_session
@@ -41,6 +42,7 @@ from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.bar import columns_told
+from hpcrec.training.callbacks import tell as tell_callbacks
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
 from hpcrec.training.copies import copies_advice, copies_summary
@@ -56,7 +58,12 @@ NOT_TOLD = ("samples",)  # of an evaluation, in summary.json
 
 
 def train(
-    config: Config, *, copies: Sequence[tuple[str, str]] = (), environment: Mapping[str, str] | None = None
+    config: Config,
+    *,
+    copies: Sequence[tuple[str, str]] = (),
+    environment: Mapping[str, str] | None = None,
+    callbacks: Sequence[Any] = (),
+    goes_on: bool = False,
 ) -> ExitCodes:
     """Trains as the configuration says, into its run folder; collective.
 
@@ -69,6 +76,10 @@ def train(
         earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says. With
         ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that. ``HPCREC_TERMINAL`` says
         that stderr ends at a terminal of so many columns.
+    callbacks : sequence
+        See ``training.callbacks.Callback``.
+    goes_on : bool
+        Whether the process, if it is the only rank, goes on after an error.
 
     Returns
     -------
@@ -89,7 +100,7 @@ def train(
         config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))
     with (
         open_session(with_copied_data(config, copies)) as session,
-        _claimed(session, run, allocation) as claim,
+        _claimed(session, run, allocation, goes_on=goes_on) as claim,
     ):
         main, root = session.parts.world.main, session.topology.rank == 0
         with session.parts.timer("set_up"):
@@ -100,24 +111,15 @@ def train(
             _begin_attempt(session, run, began, first, allocation, claim)
             if root and first:
                 _tell_resumed(first, session.total_steps, loop.differences)
-            told = telemetry.Telemetry(
-                run,
-                active=root,
-                first_step=first,
-                total_steps=session.total_steps,
-                tensorboard=config.run.tensorboard,
-                progress=config.run.progress,
-                columns=columns,
-                phases=session.parts.timer.seconds,
-            )
+            told = _telemetry(config, session, columns, callbacks)
         with told:
 
             def note(said: str) -> None:
                 """The end of a run that failed, by whichever rank knows of it; of one that has lost it, nothing."""
                 if claim.lost():
                     return
-                failed = {**_failed(session, told, software, said), **_seen(loop)}
-                telemetry.write_summary(run, {**failed, **_attempts(run)})
+                failed = {**_failed(session, told, software, said), **_seen(loop), **_attempts(run)}
+                telemetry.write_summary(run, failed)
                 attempts.end(run, session.step, "failed")
 
             with session.parts.world.noting_stalls(note):
@@ -127,6 +129,7 @@ def train(
                 except Exception as error:
                     with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
+                    _tell_failure(callbacks if root else (), run)
                     raise
                 summary = _summary(session, outcome, told, software)
                 held = on_root(session.parts.world.main, lambda: _is_held(claim))
@@ -136,17 +139,46 @@ def train(
             tell(report.text_table(summary) + report.drains_advice(summary, drain_points(config)))
             _advise_on_copies(session, config, summary, first)
             tell(f"run folder: {run}")
+            tell_callbacks(callbacks, "on_end", telemetry.as_json(summary))
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
 
 
 @contextlib.contextmanager
-def _claimed(session: Session, run: Path, allocation: Allocation) -> Iterator[Claim]:
+def _claimed(session: Session, run: Path, allocation: Allocation, *, goes_on: bool) -> Iterator[Claim]:
     """The claim of a run's folder, whose taking is part of the set-up; see ``claimed``."""
     lost = partial(session.parts.signal.request, "claim lost")
     with contextlib.ExitStack() as held:
         with session.parts.timer("set_up"):
-            claim = held.enter_context(claimed(run, allocation, session.parts.world.main, when_lost=lost))
+            main = session.parts.world.main
+            claim = held.enter_context(claimed(run, allocation, main, when_lost=lost, goes_on=goes_on))
         yield claim
+
+
+def _telemetry(config: Config, session: Session, columns: int | None, callbacks: Sequence[Any]) -> telemetry.Telemetry:
+    """Of this rank; it writes on rank 0 alone."""
+    return telemetry.Telemetry(
+        Path(config.run.folder),
+        active=session.topology.rank == 0,
+        first_step=session.step,
+        total_steps=session.total_steps,
+        tensorboard=config.run.tensorboard,
+        progress=config.run.progress,
+        columns=columns,
+        phases=session.parts.timer.seconds,
+        callbacks=callbacks,
+    )
+
+
+def _tell_failure(callbacks: Sequence[Any], run: Path) -> None:
+    """A run that failed has ended: what its summary says. What callbacks raise then is not what helps."""
+    with contextlib.suppress(Exception):
+        tell_callbacks(callbacks, "on_end", read_summary(run))
+
+
+def read_summary(run: Path) -> dict[str, Any]:
+    """What summary.json of a run says."""
+    path = run / "summary.json"
+    return dict(json.loads(read_again(path, path.read_text)))
 
 
 def _tell_resumed(first: int, total: int, differences: Sequence[str]) -> None:

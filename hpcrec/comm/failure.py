@@ -100,6 +100,11 @@ def install(comm: Any) -> None:
     threading.excepthook = last_words.on_thread
 
 
+def is_installed() -> bool:
+    """Whether ``install`` was called, and holds."""
+    return isinstance(getattr(sys.excepthook, "__self__", None), _LastWords)
+
+
 class _LastWords:
     """What a rank says and does about an uncaught error."""
 

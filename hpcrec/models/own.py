@@ -14,6 +14,7 @@ from hpcrec.models.base import Pooling, tables_of
 from hpcrec.operators.base import OPERATOR_ATTRIBUTES, Learned, Operator
 from hpcrec.types import Feature
 
+_handed_over: dict[str, Callable[..., Any]] = {}  # by the import path that stands for each
 SIGNATURE = "build(features, n_dense, *, width, n_labels=1, **options)"
 
 
@@ -66,6 +67,30 @@ def load_model(
     model = build(tuple(features), n_dense, **keywords)
     check_model(path, model, features)
     return model
+
+
+def hand_over(build: Callable[..., Any]) -> str:
+    """The import path of a builder, by which a configuration names it; one that nothing can import is kept here.
+
+    It is kept until another of the same path takes its place.
+
+    Raises
+    ------
+    ConfigError
+        It has no name.
+    """
+    module, name = getattr(build, "__module__", None), getattr(build, "__qualname__", None)
+    if not module or not name:
+        raise ConfigError(
+            f"model {build!r}: has no name of its own. Allowed: a class or a function, called as {SIGNATURE}. Write a "
+            "function that calls it."
+        )
+    path = f"{module}:{name}"
+    if getattr(sys.modules.get(module), name, None) is not build or module == "__main__":
+        _handed_over[path] = build
+    else:
+        _handed_over.pop(path, None)
+    return path
 
 
 def check_model(name: str, model: object, features: Sequence[Feature]) -> None:
@@ -149,10 +174,18 @@ def find(path: str, folder: Path | None, what: str = "model") -> Callable[..., A
     ConfigError
         The module does not import, or has no such function.
     """
+    if path in _handed_over:
+        return _handed_over[path]
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         function = "build" if what == "model" else "function"
         raise ConfigError(f"{what} {path}: its import path is written 'package.module:{function}'")
+    if "<" in attribute or (module_name == "__main__" and not hasattr(sys.modules["__main__"], attribute)):
+        raise ConfigError(
+            f"model {path}: was made in a notebook, a script or a function, where nothing else can import it from. "
+            f"Hand it over, as hpcrec.load(folder, model={attribute.rpartition('.')[2]}), or train with one from a "
+            "module: 'package.module:build'."
+        )
     place = None if folder is None else str(folder.resolve())
     if place is not None:
         sys.path.insert(0, place)

@@ -59,7 +59,7 @@ def prepare_table(
     ranks : Ranks, optional
         This process alone by default.
     **options
-        ``max_bad``, ``piece_bytes``, ``compression``, ``progress``: see `job.Job`.
+        ``max_bad``, ``piece_bytes``, ``compression``, ``progress``, ``known_by``: see `job.Job`.
 
     Raises
     ------

@@ -36,6 +36,8 @@ class Job:
         For the files' attribute, instead of those of the map.
     progress : bool
         Show a bar of this rank's bytes.
+    known_by : dict, optional
+        What the sources are known again by, instead of their paths and times: they were written for this conversion.
     """
 
     command: str
@@ -48,6 +50,7 @@ class Job:
     compression: str = "none"
     conventions: dict[str, str] | None = None
     progress: bool = False
+    known_by: Record | None = None
 
     def identity(self) -> Record:
         """What makes two conversions the same. A larger `max_bad` goes on with what a smaller one refused."""
@@ -58,7 +61,7 @@ class Job:
             "split": self.split.describe(),
             "piece_bytes": self.piece_bytes,
             "compression": self.compression,
-            "sources": [pieces.identity(path) for path in self.sources],
+            "sources": [pieces.identity(path) for path in self.sources] if self.known_by is None else [self.known_by],
         }
 
 

@@ -76,15 +76,19 @@ class Maker:
         """All rows of a block as samples, and which of them are none: their numbers mean nothing."""
         problems = Problems({row: ("", found) for row, found in block.wrong.items()})
         labels = [self._label(block, name, problems) for name in self.table.labels]
-        dense = np.empty((block.n, len(self.table.dense)), np.float32)
-        for place, (name, spec) in enumerate(self.table.dense.items()):
-            dense[:, place] = _dense(block, spec.column or name, spec, problems)
-        sparse = {name: self._feature(block, name, spec, problems) for name, spec in self.table.sparse.items()}
+        dense, sparse = self.inputs(block, problems)
         weight = None if self.table.weight is None else _weight(block, self.table.weight, problems)
         group = None if self.table.group is None else self._group(block, self.table.group, problems)
         time = None if self.table.time is None else self._time(block, self.table.time, problems)
         label = labels[0] if len(labels) == 1 else np.stack(labels, axis=1)
         return Columns(label, dense, sparse, weight, group, time), problems
+
+    def inputs(self, block: Block, problems: Problems) -> tuple[Floats, dict[str, Column]]:
+        """What a model reads of all rows: dense inputs [n, n_dense], and features by name."""
+        dense = np.empty((block.n, len(self.table.dense)), np.float32)
+        for place, (name, spec) in enumerate(self.table.dense.items()):
+            dense[:, place] = _dense(block, spec.column or name, spec, problems)
+        return dense, {name: self._feature(block, name, spec, problems) for name, spec in self.table.sparse.items()}
 
     def conventions(self) -> dict[str, str]:
         """What was done to the columns, in words, for the files' attributes."""

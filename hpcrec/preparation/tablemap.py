@@ -4,10 +4,10 @@ A map is a TOML file (``hpcrec prepare table --map``), or is made by a converter
 but its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -179,11 +179,22 @@ def load_map(path: Path) -> TableMap:
     ConfigError
         What is wrong with it, and what is allowed.
     """
-    found = toml.check(TableMap, toml.read(path), str(path), {})
+    return checked_map(toml.read(path), str(path))
+
+
+def checked_map(mapping: Mapping[str, Any], source: str) -> TableMap:
+    """A mapping, as a file has it, as a map; ``source`` is what messages call it.
+
+    Raises
+    ------
+    ConfigError
+        What is wrong with it, and what is allowed.
+    """
+    found = toml.check(TableMap, mapping, source, {})
     try:
         found.check()
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{source}: {error}") from None
     return found
 
 

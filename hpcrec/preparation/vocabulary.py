@@ -264,16 +264,41 @@ class Vocabulary:
 
     def ids(self, words: Words, missing: Mask) -> tuple[Ints, Mask | None]:
         """Ids of words; int64, same length. Each word has one."""
-        out = np.full(len(words), RARE, dtype=np.int64)
-        if len(self._words.array) and len(words):
-            asked, inverse = np.unique(words, return_inverse=True)  # ascending: neighbours are searched near by
-            where = np.minimum(np.searchsorted(self._words.array, asked), len(self._words.array) - 1)
-            found = np.where(self._words.array[where] == asked, self._ids.array[where], RARE)
-            out = found[inverse]
-            self._words.drop()
-            self._ids.drop()
+        out = _looked_up(self._words.array, self._ids.array, words)
+        self._words.drop()
+        self._ids.drop()
         out[missing] = MISSING
         return out, None
+
+
+class PublishedVocabulary:
+    """The same of the words by id, ``FIRST`` first, as a data set's vocabulary.h5 has them. A `Numbering`.
+
+    Parameters
+    ----------
+    by_id : uint64 [n]
+    """
+
+    def __init__(self, by_id: Words) -> None:
+        order = np.argsort(by_id)
+        self._words, self._ids = by_id[order], order.astype(np.int64) + FIRST
+        self.cardinality = FIRST + len(by_id)
+
+    def ids(self, words: Words, missing: Mask) -> tuple[Ints, Mask | None]:
+        """See `Vocabulary`."""
+        out = _looked_up(self._words, self._ids, words)
+        out[missing] = MISSING
+        return out, None
+
+
+def _looked_up(known: Words, ids: Ints, words: Words) -> Ints:
+    """The ids of words, given those of ascending ones; `RARE` for the others."""
+    if not len(known) or not len(words):
+        return np.full(len(words), RARE, dtype=np.int64)
+    asked, inverse = np.unique(words, return_inverse=True)  # ascending: neighbours are searched near by
+    where = np.minimum(np.searchsorted(known, asked), len(known) - 1)
+    found: Ints = np.where(known[where] == asked, ids[where], RARE)[inverse]
+    return found
 
 
 def _parts(path: Path, n_bytes: int) -> Iterator[bytes]:

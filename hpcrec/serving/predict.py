@@ -8,7 +8,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.errors import DataError
 from hpcrec.serving.exported import Exported
 
-_BATCH = 8192  # samples
+BATCH = 8192  # samples
 
 
 def predict_data(folder: Path, data: Path, out: Path, *, columns: Sequence[str] = (), kind: str | None = None) -> int:
@@ -34,8 +34,8 @@ def predict_data(folder: Path, data: Path, out: Path, *, columns: Sequence[str] 
         _check(exported, dataset)
         asked, step = asked_columns(dataset, columns), exported.facts["step"]
         with predictions(out, kind, dataset, asked, step=step) as output:
-            for start in range(0, dataset.samples, _BATCH):
-                stop = min(start + _BATCH, dataset.samples)
+            for start in range(0, dataset.samples, BATCH):
+                stop = min(start + BATCH, dataset.samples)
                 read = dataset.read_ranges([(start, stop)], exported.features, ())
                 output.write(start, exported.predict(read.sparse, read.dense))
         return dataset.samples

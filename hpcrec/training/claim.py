@@ -105,7 +105,7 @@ class Holder:
     since : str
         When the claim was taken, by this host's clock, for people.
     ended : str or None
-        When its run ended well.
+        When its run ended: well, or by an error after which its process went on.
     """
 
     token: str
@@ -207,6 +207,7 @@ def claimed(
     when_lost: Callable[[], None] = lambda: None,
     times: Times = Times(),
     holder: Holder | None = None,
+    goes_on: bool = False,
 ) -> Iterator[Claim]:
     """Within it this attempt has claimed ``run``, which it makes; collective.
 
@@ -220,6 +221,9 @@ def claimed(
         Called on rank 0, by a thread, where the claim was taken over.
     holder : Holder, optional
         Who this attempt says that it is; by default this process.
+    goes_on : bool
+        Whether the process, if it is the only rank, goes on after an error, with nothing of it at the folder any more.
+        Else the claim is kept until the process ends.
 
     Raises
     ------
@@ -238,7 +242,13 @@ def claimed(
     if ranks.rank == 0:
         renewing = (claim, times.renew_s, done, when_lost)
         threading.Thread(target=_renew, args=renewing, name="claim", daemon=True).start()
-    yield claim
+    try:
+        yield claim
+    except BaseException:
+        if goes_on and ranks.size == 1:
+            done.set()
+            trying.release(claim)
+        raise
     done.set()
     if ranks.rank == 0:
         trying.release(claim)
@@ -282,8 +292,8 @@ class _Trying:
         return False, "", None
 
     def release(self, claim: Claim) -> None:
-        """Says that the run ended well: the next one need not wait. The file stays, for its number is the highest."""
-        with contextlib.suppress(OSError):  # the run is whole by now
+        """Says that the run has ended: the next one need not wait. The file stays, for its number is the highest."""
+        with contextlib.suppress(OSError):  # the run has ended, written or not
             if not claim.lost():
                 write_text(claim.path, _text({**asdict(self._me), "ended": now()}))
 

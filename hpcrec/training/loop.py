@@ -103,6 +103,7 @@ class Loop:
         self._progress = Progress()
         self.lines = Lines(session, train.log_every)
         self._saved_at = self._judged_at = -1
+        self._begun_at = 0  # the step of the checkpoint that was begun last
         self._improved: tuple[float, int] | None = None  # the last evaluation that was the best, and its step
         # A best checkpoint that is whole and could not be noted, and its value; on rank 0.
         self._unnoted: tuple[int, float] | None = None
@@ -153,6 +154,14 @@ class Loop:
         was waited under each that was tried.
         """
         self._telemetry, self._stop_time, self._on_staleness = telemetry, stop_time, on_staleness
+        try:
+            return self._run(telemetry)
+        except BaseException:
+            if self._session.topology.size == 1:  # whose process may go on
+                self._saver.end()
+            raise
+
+    def _run(self, telemetry: Telemetry) -> Outcome:
         session = self._session
         self._sought = session.parts.pipeline.trials
         if self._sought is not None and self._sought.found:  # by the run that is gone on with
@@ -292,7 +301,7 @@ class Loop:
         self._judged_at = session.step
         self._saved_at = -1  # a checkpoint of this step does not know of the evaluation
         progress.evaluations.append({"step": session.step, **found})
-        self._telemetry.log(session.step, {f"validation_{k}": v for k, v in flat(found).items()})
+        self._telemetry.log(session.step, {f"validation_{k}": v for k, v in flat(found).items()}, evaluation=True)
         metric, stop = train.best_metric, train.early_stop
         value = found.get(metric)
         if value is None or not math.isfinite(_mean(value)):
@@ -339,15 +348,23 @@ class Loop:
         with session.parts.timer("checkpoint"), session.parts.world.ledger.paused():
             extra = {"progress": progress.__dict__, "ran_on": self._ran_on()}
             whole = self._saver.save(extra, self._mark_and_prune(session.step))
-        self._saved_at = session.step
+        self._saved_at = self._begun_at = session.step
         if whole:
             self._retry.succeeded()
+            self._telemetry.saved(self._begun_at, step_folder(self._folder, self._begun_at))
+
+    def _is_written(self) -> bool:
+        """``Saver.wait``, and whoever asked for it is told of a checkpoint that is whole now."""
+        written = self._saver.wait()
+        if written:
+            self._telemetry.saved(self._begun_at, step_folder(self._folder, self._begun_at))
+        return written
 
     def _wait_for_save(self) -> None:
         """The checkpoint under way is whole, or it is decided what comes of that it is not; collective."""
         try:
             with self._session.parts.timer("checkpoint"):
-                if self._saver.wait():
+                if self._is_written():
                     self._retry.succeeded()
         except CheckpointError as error:
             self._save_failed(error)
@@ -423,10 +440,10 @@ class Loop:
         """
         for pause_s in (*_LAST_PAUSES_S, None):
             try:
-                self._saver.wait()
+                self._is_written()
                 if self._saved_at != self._session.step:
                     self._write()
-                    self._saver.wait()
+                    self._is_written()
             except CheckpointError as error:
                 self._saved_at = -1
                 self._look()

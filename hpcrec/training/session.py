@@ -8,6 +8,7 @@ Every rank runs the same loop: owners serve rows in ``run`` while dense ranks co
 ``policy``, how each is done for ``exchange`` and ``dense``. What to do every n steps is for ``loop``.
 """
 
+import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -336,5 +337,18 @@ class Session:
     ) -> None:
         if error is None:  # after an error the other ranks will not come to a barrier
             self.close()
+        elif self.topology.size == 1:
+            self._let_go()
         else:
             self.parts.world.abandon()
+
+    def _let_go(self) -> None:
+        """After an error on the only rank, whose process may go on: ends threads and closes files.
+
+        What fails meanwhile says nothing, for it comes of the first error.
+        """
+        if not self._closed:
+            self._closed = True
+            for end in (self.parts.pipeline.close, self.parts.close):
+                with contextlib.suppress(Exception):
+                    end()

@@ -17,7 +17,7 @@ import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,6 +30,7 @@ from hpcrec.data.files import write_text, writing
 from hpcrec.errors import OutputError
 from hpcrec.training.bar import Bar
 from hpcrec.training.calibration import told
+from hpcrec.training.callbacks import tell
 from hpcrec.training.metric_names import TABLES
 from hpcrec.units import KiB
 
@@ -88,6 +89,8 @@ class Telemetry:
         Of the launcher's terminal, as ``bar.columns_told``; by default stderr is asked itself.
     phases : callable
         Seconds of this rank's steps by phase, so far.
+    callbacks : sequence
+        Told of what happens, on the rank that writes: see ``callbacks.Callback``.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class Telemetry:
         progress: bool = True,
         columns: int | None = None,
         phases: Callable[[], Mapping[str, float]] = dict,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.folder = Path(folder)
         self._samples = 0
@@ -108,8 +112,10 @@ class Telemetry:
         self._lines: _Appended | None = None
         self._board: _TensorBoard | None = None
         self._bar: Bar | None = None
+        self._callbacks: list[Any] = []
         if not active:
             return
+        self._callbacks += callbacks
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / "metrics.jsonl"
         _keep_until(path, first_step)
@@ -117,6 +123,7 @@ class Telemetry:
         if tensorboard:
             try:
                 self._board = _TensorBoard(self.folder / "tensorboard", first_step)
+                self._callbacks.insert(0, self._board)
             except OutputError as error:
                 say(f"hpcrec: {error} TensorBoard is left out: the run goes on without it.\n")
         if progress:
@@ -146,23 +153,23 @@ class Telemetry:
         self._bar.show({"loss": loss, "wire_bytes_per_step": wire_bytes})
         self._bar.step()
 
-    def log(self, step: int, values: Mapping[str, Any]) -> None:
-        """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, and the numbers to TensorBoard.
+    def log(self, step: int, values: Mapping[str, Any], *, evaluation: bool = False) -> None:
+        """Writes a line of metrics.jsonl: ``{"step", "time", **values}``, of steps or of an ``evaluation``.
 
         Numbers that JSON cannot hold (nan, infinities) become null. ``Bar.show`` says which of them are shown. What
         cannot be written of either file is kept, and written with a later line.
         """
         if self._lines is None:
             return
-        line = json.dumps(as_json({"step": step, "time": round(time.time(), 3), **values})) + "\n"
-        self._lines.add(line.encode())
+        line = as_json({"step": step, "time": round(time.time(), 3), **values})
+        self._lines.add((json.dumps(line) + "\n").encode())
         if self._bar is not None:
             self._bar.show(values)
-        if self._board is not None:
-            tables = [told(name, found) for name, found in values.items() if name.endswith(TABLES)]
-            numbers = [*values.items(), *(item for table in tables for item in table.items())]
-            finite = [(name, float(v)) for name, v in numbers if isinstance(v, int | float | np.number)]
-            self._board.add(step, {name: v for name, v in finite if math.isfinite(v)})
+        tell(self._callbacks, "on_evaluation" if evaluation else "on_step", step, line)
+
+    def saved(self, step: int, folder: Path) -> None:
+        """The checkpoint of a step is whole, in this folder."""
+        tell(self._callbacks, "on_checkpoint", step, folder)
 
     def throughput(self) -> dict[str, Any]:
         """Samples a second, and the median and 95th percentile of step times, as summary.json has them."""
@@ -180,6 +187,7 @@ class Telemetry:
                 with contextlib.suppress(OSError):  # a full disk
                     thing.close()
         self._bar = self._board = self._lines = None
+        self._callbacks = []
 
     def __enter__(self) -> Self:
         return self
@@ -267,11 +275,17 @@ class _TensorBoard:
         if first_step > 0:
             self._add(step=first_step, session_log=events.SessionLog(status=events.SessionLog.START))
 
-    def add(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Adds numbers by name."""
+    def on_step(self, step: int, line: Mapping[str, Any]) -> None:
+        """Adds the numbers of a line of metrics.jsonl, by name; of tables those that they tell."""
+        said = {name: value for name, value in line.items() if name not in ("step", "time")}
+        for name in [name for name in said if name.endswith(TABLES)]:
+            said |= told(name, said[name])
+        numbers = {name: float(value) for name, value in said.items() if isinstance(value, int | float)}
         if numbers:
             values = [value for name, number in numbers.items() for value in self._scalar(name, number).value]
             self._add(step=step, summary={"value": values})
+
+    on_evaluation = on_step
 
     def close(self) -> None:
         """Ends the file, as ``_Appended`` does."""

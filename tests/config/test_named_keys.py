@@ -18,7 +18,11 @@ ENDINGS = ("h5", "index", "json", "toml", "gz", "txt", "md", "safetensors", "pt2
 # What documents say that looks like a key and is none.
 OTHERS = {"topology.reduce": "a figure of summary.json", "dense.price": "a section of a map of columns"}
 # Documents of other names than keys.
-OF_OTHERS = {"architecture.md": "methods of stores", "results.md": "names of measurements"}
+OF_OTHERS = {
+    "architecture.md": "methods of stores",
+    "python.md": "attributes of runs",
+    "results.md": "names of measurements",
+}
 
 
 def is_key(named: str, schema: Any = Config) -> bool:

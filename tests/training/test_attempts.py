@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from hpcrec.errors import OutputError
-from hpcrec.training import attempts, report
+from hpcrec.training import attempts
 from hpcrec.training.attempts import Allocation
+from hpcrec.units import format_duration
 
 START_S = 1_800_000_000
 
@@ -172,7 +173,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     ("seconds", "said"), [(3.21, "3.21 s"), (90, "2 min"), (4000, "1 h 7 min"), (7200, "2 h 0 min")]
 )
 def test_durations_are_said_briefly(seconds: float, said: str) -> None:
-    assert report._duration(seconds) == said
+    assert format_duration(seconds) == said
 
 
 def test_an_end_that_ranks_told_at_once_is_one(tmp_path: Path) -> None:

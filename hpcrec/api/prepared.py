@@ -1,0 +1,100 @@
+"""``hpcrec.prepare``: a data set of files, or of a frame in memory, by the code of ``hpcrec prepare table``.
+
+Knows maps and their keywords; starts no MPI.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hpcrec import toml
+from hpcrec.errors import ConfigError
+from hpcrec.preparation import frames
+from hpcrec.preparation.convert import Split, Summary, prepare_table
+from hpcrec.preparation.tablemap import TableMap, checked_map, load_map
+
+SOURCE = "the map"
+
+
+def prepare(
+    source: Any,
+    out: Path | str,
+    map: Path | str | Mapping[str, Any] | None = None,  # noqa: A002 - the option's name
+    *,
+    split: str | None = None,
+    seed: int = 0,
+    max_bad: float = 0.0,
+    compression: str = "none",
+    restart: bool = False,
+    progress: bool = False,
+    **columns: Any,
+) -> Summary:
+    """Makes a data set; the same call again, once it is finished, does nothing.
+
+    Parameters
+    ----------
+    source : frame, path or sequence of paths
+        A pandas, polars or pyarrow table, or anything that hands over Arrow's stream of columns
+        (``__arrow_c_stream__``); or files of delimited text (plain or gzip) or Parquet, in the order given.
+    out : Path or str
+        Folder of the data set.
+    map : path, or dict as of one, optional
+        The TOML file that says what the columns are (docs/data.md).
+    split : str, optional
+        ``order:0.8,0.1,0.1`` by default; ``hash:0.8,0,0.2`` is at random by a hash with ``seed``.
+    max_bad, compression, restart, progress
+        As the options of ``hpcrec prepare table``.
+    **columns
+        Keys of the map, where there is no ``map``: ``labels=["click"], sparse={"item": {"ids": "vocabulary"}}``. For
+        ``dense`` and ``sparse`` a list of names will do where nothing more is to be said.
+
+    Returns
+    -------
+    Summary
+        ``files`` by part, which ``hpcrec.train(data=...)`` takes; ``samples``, ``label_rate``, ``cardinalities``.
+
+    Raises
+    ------
+    ConfigError
+        The map is wrong or does not fit the source, or ``out`` holds another data set.
+    DataError
+        A source that cannot be read, or too many bad rows.
+    """
+    table, out = _map(map, columns), Path(out)
+    options: dict[str, Any] = {
+        "split": Split.parse(split, seed) if split else None,
+        "max_bad": max_bad,
+        "compression": compression,
+        "restart": restart,
+        "progress": progress,
+    }
+    if not frames.is_frame(source):
+        return prepare_table([source] if isinstance(source, str | Path) else _paths(source), out, table, **options)
+    out.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".frame-", dir=out) as folder:  # there is room for it where the result goes
+        path = Path(folder) / "frame.parquet"
+        return prepare_table([path], out, table, known_by=frames.write(source, path, table), **options)
+
+
+def _map(given: Path | str | Mapping[str, Any] | None, columns: Mapping[str, Any]) -> TableMap:
+    if given is not None and columns:
+        raise ConfigError(f"{', '.join(columns)}: goes with no map, and map is given. Give one of them.")
+    if isinstance(given, str | Path):
+        return load_map(Path(given))
+    mapping = {**(columns if given is None else given)}
+    for name in ("dense", "sparse"):
+        if isinstance(named := mapping.get(name), list | tuple):
+            mapping[name] = {column: {} for column in named}
+    if isinstance(label := mapping.get("labels"), str):
+        mapping["labels"] = [label]
+    return checked_map(toml.plain(mapping), SOURCE)
+
+
+def _paths(source: Any) -> Sequence[Path | str]:
+    if isinstance(source, Sequence) and source and all(isinstance(path, str | Path) for path in source):
+        return source
+    raise ConfigError(
+        f"prepare: is given a {type(source).__name__}. Allowed: a frame with __arrow_c_stream__ (pandas, polars, "
+        "pyarrow), a path, or a list of paths."
+    )

@@ -1,0 +1,15 @@
+"""One prepared table of clicks for all tests of the Python interface."""
+
+from pathlib import Path
+
+import pytest
+
+import hpcrec
+from tests.api import clicks
+
+
+@pytest.fixture(scope="session")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Data sets by part, made of a frame."""
+    out: Path = tmp_path_factory.mktemp("clicks") / "data"
+    return hpcrec.prepare(clicks.Stream(clicks.frame()), out, clicks.MAP).files

@@ -1,0 +1,152 @@
+"""``hpcrec.load`` and ``prepare``: a frame's raw values give what ``hpcrec predict`` gives for the same samples."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
+
+import hpcrec
+from hpcrec.data.reader import DataSet
+from hpcrec.errors import ConfigError, DataError
+from hpcrec.preparation.writer import Writer
+from tests.api import clicks
+
+
+def predicted(folder: Path, data: Path | str, out: Path) -> np.ndarray:
+    """What the command gives."""
+    subprocess.run(
+        [sys.executable, "-m", "hpcrec", "predict", str(folder), "--data", str(data), "--out", str(out)], check=True
+    )
+    with h5py.File(out) as file:
+        return file["prediction"][()]
+
+
+@pytest.fixture(scope="module")
+def run(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> hpcrec.Run:
+    return hpcrec.train(**clicks.sections(files, tmp_path_factory.mktemp("run") / "run"))
+
+
+@pytest.fixture(scope="module")
+def asked(run: hpcrec.Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, Path]:
+    """A table that training has not seen, and its data set, made of a file with the ids of the run's vocabulary."""
+    table, folder = clicks.frame(rows=90, seed=7), tmp_path_factory.mktemp("asked")
+    source = hpcrec.load(run.folder)
+    with source:
+        columns = source._sourced().inputs(table)
+    made = _written(folder / "asked.h5", run, columns)
+    return table, made
+
+
+def _written(path: Path, run: hpcrec.Run, columns: Any) -> Path:
+    with (
+        DataSet(run.config["data"]["train"]) as dataset,
+        Writer(path, dataset.features, n_dense=dataset.n_dense, jagged=("tags",)) as writer,
+    ):
+        writer.append(columns)
+    return path
+
+
+def test_raw_values_become_the_ids_that_prepare_gave_them(files: dict[str, str], run: hpcrec.Run) -> None:
+    """The frame of the data set itself: by order, so its first 240 rows are the training samples."""
+    table = clicks.frame()
+    with hpcrec.load(run.folder) as model, DataSet(files["train"]) as dataset:
+        found, wanted = model._sourced().inputs(table.slice(0, dataset.samples)), dataset.read(0, dataset.samples)
+    assert dataset.samples == 240 and np.array_equal(found.dense, wanted.dense)
+    for name, column in wanted.sparse.items():
+        assert np.array_equal(found.sparse[name].ids, column.ids)
+        for one, other in ((found.sparse[name].offsets, column.offsets),):
+            assert (one is None) == (other is None) and (one is None or np.array_equal(one, other))
+
+
+def test_a_run_predicts_as_the_command_does(run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path) -> None:
+    table, data = asked
+    wanted = predicted(run.folder, data, tmp_path / "out.h5")
+    assert len(set(wanted.tolist())) > 50
+    with DataSet(data) as dataset:
+        columns = dataset.read(0, dataset.samples)
+    given = {name: (c.ids, c.offsets) if c.offsets is not None else c.ids for name, c in columns.sparse.items()}
+    with hpcrec.load(run.folder) as model:
+        assert np.array_equal(model.predict(clicks.Stream(table.drop_columns(["click", "unused"]))), wanted)
+        assert np.array_equal(model.predict(given, columns.dense), wanted)
+        assert model.predict(table.slice(0, 0)).shape == (0,)
+    assert np.array_equal(run.predict(table), wanted)
+
+
+def test_an_export_predicts_as_the_command_does(
+    run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path, files: dict[str, str]
+) -> None:
+    table, data = asked
+    out = tmp_path / "export"
+    subprocess.run([sys.executable, "-m", "hpcrec", "checkpoint", "export", str(run.folder), str(out)], check=True)
+    wanted = predicted(out, data, tmp_path / "out.h5")
+    with hpcrec.load(out, data=Path(files["train"]).parent) as model:
+        assert np.array_equal(model.predict(table), wanted)
+        assert model.predict(table.slice(0, 0)).shape == (0,)
+    with hpcrec.load(out) as model, pytest.raises(DataError, match="does not say how values became ids"):
+        model.predict(table)
+
+
+def test_what_cannot_be_predicted_is_refused(run: hpcrec.Run, tmp_path: Path) -> None:
+    table = clicks.frame(rows=3)
+    with hpcrec.load(run.folder) as model:
+        with pytest.raises(ConfigError, match="the frame: no column 'item'; it has"):
+            model.predict(table.drop_columns(["item"]))
+        hours = table.set_column(3, "hour", pa.array([1, 99, 2]))
+        with pytest.raises(DataError, match="the frame, row 2, column hour: found '99'; allowed"):
+            model.predict(hours)
+        with pytest.raises(DataError, match="Needed: item, hour, price, tags, page"):
+            model.predict({"item": [1]})
+        ids = dict.fromkeys(model.features, np.array([1, 2]))
+        with pytest.raises(DataError, match=r"dense \[2, 1\]"):
+            model.predict(ids)
+        with pytest.raises(DataError, match="a list"):
+            model.predict([1, 2])
+        with pytest.raises(DataError, match="hour"):
+            model.predict({**ids, "hour": np.array([1, 24])}, np.zeros((2, 1)))
+    with pytest.raises(ConfigError, match="no run folder, and no export"):
+        hpcrec.load(tmp_path)
+
+
+def test_a_frame_is_prepared_as_a_file_of_it(files: dict[str, str], tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(clicks.frame(), tmp_path / "clicks.parquet")
+    made = hpcrec.prepare(tmp_path / "clicks.parquet", tmp_path / "data", clicks.MAP, split="order:0.8,0.1,0.1")
+    with DataSet(made.files["train"]) as one, DataSet(files["train"]) as other:
+        a, b = one.read(0, one.samples), other.read(0, other.samples)
+    assert np.array_equal(a.label, b.label) and np.array_equal(a.dense, b.dense)
+    assert all(np.array_equal(a.sparse[n].ids, b.sparse[n].ids) for n in b.sparse) and made.samples["train"] == 240
+
+
+def test_the_same_frame_again_does_nothing_and_another_is_refused(tmp_path: Path) -> None:
+    keys = {"labels": "click", "dense": ["age"], "sparse": ["hour", "page"]}
+    table = clicks.frame(rows=50).drop_columns(["age"]).append_column("age", pa.array(np.arange(50.0)))
+    first = hpcrec.prepare(table, tmp_path / "data", split="hash:0.5,0,0.5", **keys)
+    written = Path(first.files["train"]).stat().st_mtime_ns
+    again = hpcrec.prepare(clicks.Stream(table), tmp_path / "data", split="hash:0.5,0,0.5", **keys)
+    assert again.files == first.files and Path(first.files["train"]).stat().st_mtime_ns == written
+    assert sorted(first.files) == ["test", "train"] and not list((tmp_path / "data").glob(".frame-*"))
+    with pytest.raises(ConfigError, match="was begun by another command or from other sources"):
+        hpcrec.prepare(table.slice(1), tmp_path / "data", split="hash:0.5,0,0.5", **keys)
+    anew = hpcrec.prepare(table.slice(1), tmp_path / "data", split="hash:0.5,0,0.5", restart=True, **keys)
+    assert sum(anew.samples.values()) == 49
+
+
+def test_a_map_that_does_not_fit_is_refused(tmp_path: Path) -> None:
+    table = clicks.frame(rows=5)
+    for given, said in (
+        ({"labels": "click", "sparse": ["absent"]}, "the frame: no column 'absent'"),
+        ({"labels": "click", "sparse": {"item": {"idz": "hash"}}}, "the map: sparse.item.idz is not a key"),
+        ({"map": clicks.MAP, "labels": "click"}, "labels: goes with no map"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            hpcrec.prepare(table, tmp_path / "data", **given)
+    with pytest.raises(ConfigError, match="is given a int"):
+        hpcrec.prepare(5, tmp_path / "data", clicks.MAP)
+    with pytest.raises(DataError, match="column age: found 'None'"):
+        hpcrec.prepare(clicks.frame(), tmp_path / "bad", labels="click", dense=["age"])
