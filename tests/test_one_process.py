@@ -24,7 +24,8 @@ def train(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("ranks", "optimizer", "staleness"), [
-    (4, "rowwise_adagrad", [0, 3]), (3, "sgd", [2, 100]), (2, "rowwise_adagrad", [10]),
+    pytest.param(4, "rowwise_adagrad", [0, 3], marks=pytest.mark.slow),
+    pytest.param(3, "sgd", [2, 100], marks=pytest.mark.slow), (2, "rowwise_adagrad", [10]),
 ])  # fmt: skip
 def test_it_is_the_run_over_ranks(train: Path, ranks: int, optimizer: str, staleness: list[int]) -> None:
     """Rates fall, bags have several ids, the last batch is not whole parts; in float64, to 1e-10 of the log-loss."""

@@ -1,6 +1,6 @@
 """Runs the whole test suite: serial tests in one pytest, then MPI tests in one mpirun for each rank count they ask for.
 
-Serial tests take one core. Beside them run those of the kernels, then those on one rank; and beside both those on a
+Serial tests take one core. Beside them run some of them apart, then those on one rank; and beside both those on a
 Slurm of several nodes, which mostly wait; as root on Debian it is installed and started for them. What runs beside is
 shown when it has ended.
 
@@ -33,7 +33,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 STARTED_S = time.monotonic()
 SLURM, APART = -1, -2  # in place of a number of ranks
-APART_FILES = "tests/kernels"  # of the serial tests about half of the time
+# Of the serial tests so many that they, and then those on one rank, take about as long as the others.
+APART_FILES = ("tests/kernels", "tests/failing_files", "tests/simulated", "tests/bad_input")
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
 END_S = 10.0  # between asking a run to end and killing it
@@ -117,7 +118,7 @@ def main() -> int:
     def beside() -> None:
         if apart:
             with kept() as show:
-                part(Run("kernels", limits, show), APART, "not parallel and not slurm", [APART_FILES])
+                part(Run("apart", limits, show), APART, "not parallel and not slurm", APART_FILES)
         if wait_collected(notes) and 1 in counts():
             with kept() as show:
                 on_ranks(1, show)
@@ -136,7 +137,7 @@ def main() -> int:
         else:
             others = [pool.submit(run) for run in (beside, waiting)] if args.serial else []
             try:
-                left_out = [f"--ignore={APART_FILES}"] if apart else []
+                left_out = [f"--ignore={files}" for files in APART_FILES] if apart else []
                 if args.serial:
                     part(Run("serial", limits, print_now), 0, "not parallel and not slurm", left_out)
             finally:
@@ -144,7 +145,7 @@ def main() -> int:
             for other in others:
                 other.result()
             if apart and (asked := asks(Path(folder) / str(APART), speed, but="0")):
-                raise SystemExit(f"{APART_FILES} is run without ranks, but asks for some: {asked}")
+                raise SystemExit(f"{', '.join(APART_FILES)} are run without ranks, but ask for some: {asked}")
             for n in counts():
                 if n != 1 or not args.serial:
                     on_ranks(n, print_now)
@@ -172,7 +173,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--slurm", choices=["too", "only", "no"], default="too", help="the tests on a Slurm (too)")
     numbers = "only these counts, 2,3; none where it is empty"
     parser.add_argument("--ranks", type=lambda text: [int(n) for n in text.split(",") if n], help=numbers)
-    only = "leave the serial tests out, and those of the kernels beside them; with --ranks"
+    only = "leave the serial tests out, and those that run apart beside them; with --ranks"
     parser.add_argument("--no-serial", dest="serial", action="store_false", help=only)
     args, pytest_args = parser.parse_known_args()
     if not args.serial and not args.ranks:

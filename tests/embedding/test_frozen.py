@@ -57,7 +57,7 @@ def test_of_a_file_each_piece_reads_what_it_takes(tmp_path: Path, read: list[int
 def test_of_rows_here_and_there_blocks_are_read(tmp_path: Path, read: list[int]) -> None:
     rng = np.random.default_rng(2)
     kept, expected = frozen_rows(tmp_path, rng, 0.6)
-    for rows in np.array_split(rng.permutation(N), N // 10):
+    for rows in np.array_split(rng.permutation(N), N // 10)[:300]:
         before = sum(read)
         for name, values in kept.take(rows).items():
             assert np.array_equal(values, expected[name][rows])

@@ -33,7 +33,8 @@ def finish(folder: Path, config: Config) -> Path:
     return Path(config.run.folder) / "checkpoints" / f"step-{STEPS}"
 
 
-@pytest.mark.parametrize("split", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("split", [False, True])
 def test_groups_sum_by_horovod_as_by_mpi(tmp_path: Path, split: bool) -> None:
     """Sums of two ranks have one order, so to the bit; with roles apart a group is one rank."""
     write_data(tmp_path / "data.h5")

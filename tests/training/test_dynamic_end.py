@@ -78,6 +78,7 @@ def expected_figures(wanted: Config) -> dict[str, dict[str, int]]:
     return out
 
 
+@pytest.mark.slow
 def test_killed_and_gone_on_with_and_evaluated(tmp_path: Path) -> None:
     write_data(tmp_path / "train.h5", samples=200, seed=3)
     write_data(tmp_path / "validation.h5", samples=90, seed=4)

@@ -328,6 +328,7 @@ def data_in(folder: Path) -> None:
     write_data(folder / "validation.h5", samples=120, seed=4)
 
 
+@pytest.mark.slow
 def test_killed_at_a_place_and_at_a_time_and_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     data_in(tmp_path)
     whole = whole_run(tmp_path, "split", "incremental")
@@ -341,6 +342,7 @@ def test_killed_at_a_place_and_at_a_time_and_resumed_equals_uninterrupted(tmp_pa
     assert chain(tmp_path, "killed", "split", whole, 0, random.Random(0), "incremental") == 0
 
 
+@pytest.mark.slow
 def test_killed_while_files_are_linked_and_while_they_are_taken_over(tmp_path: Path) -> None:
     data_in(tmp_path)
     whole = whole_run(tmp_path, "fused", "linked")
