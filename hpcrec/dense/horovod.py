@@ -66,7 +66,7 @@ class HorovodAllreduce:
         try:
             hvd = import_horovod()
         except MissingError as caught:
-            error = MissingError(f"dense.reducer is 'horovod', but {caught}")
+            error = caught
         agree(dense, error)  # else the others would wait in hvd.init for the rank that has none
         self._hvd: Any = hvd
         self._dense = dense

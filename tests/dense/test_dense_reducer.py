@@ -320,7 +320,7 @@ def test_names_and_tensors_that_cannot_be_reduced():
 def test_without_horovod_the_error_says_what_to_do(monkeypatch):
     dense = collectives(MPI.COMM_SELF, ranks=(MPI.COMM_WORLD.rank,))
     monkeypatch.setitem(sys.modules, "horovod.torch", None)
-    with pytest.raises(MissingError, match=r"is 'horovod', but .*'make setup' .*tools/horovod.sh.*reducer = 'mpi'"):
+    with pytest.raises(MissingError, match=r"cannot be imported .*'make setup' .*tools/horovod.sh.*reducer = 'mpi'"):
         HorovodAllreduce(dense)
     dense.close()
 
