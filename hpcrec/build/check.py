@@ -6,6 +6,7 @@ only ranks on their hosts can tell (GPUs, threads of the MPI library, equal file
 
 from hpcrec.build.auto import refuse_stages, refuse_together
 from hpcrec.build.datasets import open_datasets
+from hpcrec.build.measures import make_measures
 from hpcrec.build.memory import memory_report, ranks_or_fewest, topology_of
 from hpcrec.build.tables import make_model, make_offers, trained_parameters
 from hpcrec.config import Config
@@ -22,6 +23,7 @@ def check_run(config: Config, ranks: int | None) -> list[str]:
     """
     datasets = open_datasets(config)
     model, operators = make_model(config, datasets["train"])
+    make_measures(config, datasets, operators)
     wanted = config.dense.optimizer
     build_optimizer(wanted.name, trained_parameters(model), lr=wanted.lr, options=wanted.options)
     topology = topology_of(config, [0] * ranks_or_fewest(config, ranks))

@@ -20,6 +20,7 @@ from hpcrec.build.datasets import open_datasets
 from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
+from hpcrec.build.measures import make_measures
 from hpcrec.build.path import settle
 from hpcrec.build.tables import (
     DTYPES,
@@ -49,11 +50,9 @@ from hpcrec.exchange.choose import Choice
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.offers import Offers
-from hpcrec.operators.base import Operator
 from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.training.compression import advise
 from hpcrec.training.look_ahead import LookAhead
-from hpcrec.training.measures import Measures, load_own
 from hpcrec.training.nonfinite import Guard
 from hpcrec.training.parts import DensePart, Parts, Split
 from hpcrec.training.schedule import Schedule
@@ -118,7 +117,8 @@ def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, r
     _check_same_deal(agreed(lambda: _dealt(splits, world.topology)), world)
     dataset = splits["train"].dataset
     model, operators = agreed(lambda: make_model(config, dataset, world.topology.group))
-    measures = agreed(lambda: _measures(config, splits, operators))
+    datasets = {name: split.dataset for name, split in splits.items()}
+    measures = agreed(lambda: make_measures(config, datasets, operators))
     offer = partial(make_offers, config, dataset, operators, world.topology, reading=reading)
     paths = PATHS if config.exchange.path == "auto" and world.by_levels else (PATHS[world.by_levels],)
     offered = agreed(lambda: {path: offer(levels=path == "levels") for path in paths})
@@ -168,19 +168,6 @@ def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, r
     if not reading:
         advise(parts)
     return Session(parts, guard)
-
-
-def _measures(config: Config, splits: Mapping[str, Split], operators: Mapping[str, Operator]) -> Measures:
-    """What evaluations measure; refuses what the data sets that are evaluated, or the model, do not have."""
-    best = config.train.early_stop is not None or config.checkpoint.keep_best
-    names = tuple(dict.fromkeys((*config.evaluation.metrics, *([config.train.best_metric] if best else []))))
-    folder = None if config.model.folder is None else Path(config.model.folder)
-    measures = Measures(metrics=names, own=load_own(names, folder), by=config.evaluation.by)
-    measures.check_by(sorted({lookup.feature for operator in operators.values() for lookup in operator.lookups}))
-    for name, split in splits.items():
-        if name != "train":
-            measures.columns(split.dataset)
-    return measures
 
 
 def _settled(
@@ -373,13 +360,14 @@ def _check_threads(config: Config, world: World) -> None:
             "library does not let two threads communicate at once (MPI_THREAD_MULTIPLE). Set policy.name = 'sync', or "
             "use an MPI with thread support."
         )
-    if config.dense.reducer == "horovod" and len(world.topology.dense) > 1 and not world.threads_may_communicate:
+    may, several = world.threads_may_communicate, len(world.topology.dense) > 1
+    if config.dense.reducer == "horovod" and several and not may:
         raise ConfigError(
             "dense.reducer is 'horovod', whose thread sends while others do, but this MPI library does not let two "
             "threads communicate at once (MPI_THREAD_MULTIPLE). Set dense.reducer = 'mpi', or use an MPI with thread "
             "support."
         )
-    if config.dense.device != "cpu" and config.dense.reducer != "horovod" and not world.threads_may_communicate:
+    if several and config.dense.device != "cpu" and config.dense.reducer != "horovod" and not may:
         raise ConfigError(
             "dense.device is not 'cpu', where gradients are sent from a thread of torch's, but this MPI library does "
             "not let two threads communicate (MPI_THREAD_MULTIPLE). Use an MPI with thread support."

@@ -116,17 +116,17 @@ class WithFiles(click.Command):
     OPTIONS = ("--validation", "--test")
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """The option is repeated for each file."""
-        spread: list[str] = []
-        option = None
+        """The option is repeated for each file; without one it stays as it is, for click to refuse."""
+        spread, option, has_files = list[str](), "", True
         for arg in args:
-            if arg.startswith("-"):
-                option = arg if arg in self.OPTIONS else None
-                if option is None:
-                    spread.append(arg)
-            else:
-                spread += [arg] if option is None else [option, arg]
-        return super().parse_args(ctx, spread)
+            if not arg.startswith("-"):
+                spread += [option, arg] if option else [arg]
+                has_files = True
+                continue
+            spread += [] if has_files else [option]
+            option, has_files = (arg, False) if arg in self.OPTIONS else ("", True)
+            spread += [] if option else [arg]
+        return super().parse_args(ctx, spread if has_files else [*spread, option])
 
 
 def parts_options(command: F) -> F:

@@ -151,10 +151,13 @@ CALIBRATION_HEADS = ("", "samples", "mean prediction", "mean label", "calibratio
 
 def calibration_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
     """Calibration by decile of the prediction, from the lowest up, and by the values of features."""
-    found = summary["eval"]
-    parts = [(f"decile {i}", one) for i, one in enumerate(found.get("calibration_by_decile", ()), start=1)]
-    for feature, of in found.get("calibration_by", {}).items():
-        parts += [(f"{feature}: {one['value']}", one) for one in of]
+    by_label = {f"{label}, ": of for label, of in (summary["eval"].get("by_label") or {}).items()}
+    parts = list[tuple[str, Mapping[str, Any]]]()
+    for label, found in (by_label or {"": summary["eval"]}).items():
+        deciles = found.get("calibration_by_decile") or ()
+        parts += [(f"{label}decile {i}", one) for i, one in enumerate(deciles, start=1)]
+        for feature, of in (found.get("calibration_by") or {}).items():
+            parts += [(f"{label}{feature}: {one['value']}", one) for one in of]
     quantities = ("predicted", "label", "calibration")
     return [
         (name, f"{one['samples']:,}", *("none" if one[q] is None else f"{one[q]:.6g}" for q in quantities))

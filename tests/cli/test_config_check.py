@@ -58,6 +58,8 @@ def test_what_is_right_is_valid_in_the_last_line(config: Path, capsys: pytest.Ca
         (["--set", "dense.optimizer.options.betas=[0.9,2.0]"], 2, "dense.optimizer: Adam refuses"),
         (["--set", "dense.optimizer.name=Sgdd"], 2, "dense.optimizer.name is 'Sgdd'"),
         (["--set", "policy.name=ahead", "--set", "exchange.codec=fp16"], 2, "which reads a step in two parts, but"),
+        (["--set", 'evaluation.metrics=["auc","no_such:f"]'], 2, "no_such"),
+        (["--set", 'evaluation.by=["no_such"]'], 2, "no_such"),
         (["-n", 3, "--set", "topology.mode=split", "--set", "topology.owners=3"], 2, "topology"),
     ],
 )
@@ -67,6 +69,18 @@ def test_what_a_run_would_refuse_is_the_verdict(
     code, out, err = check(capsys, config, *given)
     assert code == status and out == "", "no verdict but the error"
     assert err.startswith("hpcrec: error: ") and err.count("\n") == 1 and wanted in err
+
+
+def test_labels_of_other_names_are_refused(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = config.parent / "other.h5"
+    for path, names in ((config.parent / "two.h5", ["click", "buy"]), (other, ["buy", "click"])):
+        write_data(path, samples=100, labels=2)
+        with h5py.File(path, "r+") as file:
+            file.attrs["label_names"] = names
+    given = ["--set", f"data.train={config.parent / 'two.h5'}", "--set", f"data.validation={other}"]
+    code, _, err = check(capsys, config, *given)
+    assert code == 2 and f"data.validation ({other}) has labels buy, click, but data.train (" in err
+    assert ") has labels click, buy. " in err
 
 
 def test_data_sets_that_differ_are_refused_by_the_feature(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
