@@ -34,6 +34,8 @@ def _done(work: bytes, folder: Path, ranks: Ranks) -> bytes:
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         (folder / FAILED.format(ranks.rank)).write_bytes(pickle.dumps((text, _packed(error))))
+        if isinstance(error, SystemExit):  # Python tells no hook of it, so the other ranks would wait for this one
+            raise RuntimeError(f"what was launched asked to exit, with {error.code!r}; return instead") from error
         raise
     return packed
 

@@ -11,7 +11,7 @@ from typing import Any
 from hpcrec import toml
 from hpcrec.errors import ConfigError
 from hpcrec.preparation import frames
-from hpcrec.preparation.convert import Split, Summary, prepare_table
+from hpcrec.preparation.convert import Summary, parse_cut, prepare_table
 from hpcrec.preparation.tablemap import TableMap, checked_map, load_map
 
 SOURCE = "the map"
@@ -36,13 +36,17 @@ def prepare(
     ----------
     source : frame, path or sequence of paths
         A pandas, polars or pyarrow table, or anything that hands over Arrow's stream of columns
-        (``__arrow_c_stream__``); or files of delimited text (plain or gzip) or Parquet, in the order given.
+        (``__arrow_c_stream__``); or files of delimited text (plain or gzip), Parquet or Arrow, in the order given.
     out : Path or str
         Folder of the data set.
     map : path, or dict as of one, optional
         The TOML file that says what the columns are (docs/data.md).
     split : str, optional
-        ``order:0.8,0.1,0.1`` by default; ``hash:0.8,0,0.2`` is at random by a hash with ``seed``.
+        By default what the map says, else ``order:0.8,0.1,0.1``. ``hash:0.8,0,0.2`` is at random by a hash with
+        ``seed``, and so is ``group:0.8,0.1,0.1``, which keeps the map's groups together;
+        ``time:2024-05-30,2024-06-02T12:00:00`` says when validation and test begin, by the map's time.
+    seed : int
+        Of the split, the map's too, where it is random.
     max_bad, compression, restart, progress
         As the options of ``hpcrec prepare table``.
     **columns
@@ -63,7 +67,8 @@ def prepare(
     """
     table, out = _map(map, columns), Path(out)
     options: dict[str, Any] = {
-        "split": Split.parse(split, seed) if split else None,
+        "split": parse_cut(split, seed) if split else None,
+        "seed": seed,
         "max_bad": max_bad,
         "compression": compression,
         "restart": restart,

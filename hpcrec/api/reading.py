@@ -12,6 +12,7 @@ import torch
 
 from hpcrec.api.process import ranks, taking_part
 from hpcrec.build.reading import open_for_reading
+from hpcrec.cli.train import measuring_nothing
 from hpcrec.config import Config
 from hpcrec.data.layout import Columns
 from hpcrec.data.order import GlobalOrder
@@ -23,7 +24,7 @@ from hpcrec.types import Floats
 
 
 class Reading:
-    """A run's best checkpoint (the last where none was marked), on one rank.
+    """A run's best checkpoint (the last where none was marked), on one rank; its metrics are not run.
 
     Attributes
     ----------
@@ -46,7 +47,7 @@ class Reading:
             )
         self._environment, self._config = environment, config
         with taking_part(environment):
-            self._session = open_for_reading(config, None, "best")
+            self._session = open_for_reading(measuring_nothing(config), None, "best")
             self._threads = torch.get_num_threads()
         self._trained_on = self._session.parts.splits["train"].dataset
         self.features = tuple(feature.name for feature in self._trained_on.features)

@@ -56,8 +56,14 @@ class Run:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Of the last evaluation, by name: ``auc``, ``logloss`` and so on; empty where there was none."""
-        return {name: value for name, value in self.summary["eval"].items() if value is not None}
+        """Of the last evaluation, by name: ``auc``, ``logloss`` and so on; empty where there was none.
+
+        Beside metrics: ``split`` (``test`` or ``validation``), ``checkpoint`` (``best`` or ``last``) and ``step`` say
+        what was evaluated; ``calibration_by_decile`` and ``calibration_by`` are tables, where calibration is measured;
+        ``attainable_auc`` is there where the data set says it.
+        """
+        found = {name: value for name, value in self.summary["eval"].items() if value is not None}
+        return found if "split" in found else {}
 
     def predict(self, frame: Any, dense: Any = None) -> Floats:
         """As of ``hpcrec.load``, which opens the run once for many calls: here each opens it anew."""
@@ -86,8 +92,8 @@ def train(config: Given = None, callbacks: Sequence[Any] = (), **sections: Any) 
     ConfigError, DataError, CheckpointError, NonFiniteError and others of ``hpcrec.errors``
         On one rank the process goes on; of several ranks an error that is not caught ends all.
     """
-    told, checked = check(callbacks), configured(config, sections)
     with taking_part(os.environ):
+        told, checked = check(callbacks), configured(config, sections)  # what one rank refuses has to end all
         stop = watch()
         commands.train(checked, environment=os.environ, callbacks=told, goes_on=True)
     if stop.name == "SIGTERM" and ranks() == 1:

@@ -206,6 +206,12 @@ def _attainable(session: Session, split: str) -> dict[str, float]:
     return {"attainable_auc": float(known)} if known is not None and is_number else {}
 
 
+def measuring_nothing(config: Config) -> Config:
+    """A run's configuration for predictions alone: nothing is measured, so no code of the run's for it is run."""
+    without = EvaluationConfig(metrics=(), by=())
+    return replace(config, evaluation=without, train=replace(config.train, early_stop=None))
+
+
 def predict(
     config: Config,
     *,
@@ -237,9 +243,7 @@ def predict(
         The file's name ends in another way, or the data set has no such column; on every rank.
     """
     kind = format_of(out, kind)
-    without = EvaluationConfig(metrics=(), by=())  # nothing is measured, so no code for it is run
-    config = replace(config, evaluation=without, train=replace(config.train, early_stop=None))
-    with open_for_reading(config, data, checkpoint) as session:
+    with open_for_reading(measuring_nothing(config), data, checkpoint) as session:
         topology, dense = session.topology, session.parts.world.dense
         dataset = session.parts.splits["test"].dataset
         asked = asked_columns(dataset, columns)

@@ -181,10 +181,10 @@ def find(path: str, folder: Path | None, what: str = "model") -> Callable[..., A
         function = "build" if what == "model" else "function"
         raise ConfigError(f"{what} {path}: its import path is written 'package.module:{function}'")
     if "<" in attribute or (module_name == "__main__" and not hasattr(sys.modules["__main__"], attribute)):
+        handed = f"Hand it over, as hpcrec.load(folder, model={attribute.rpartition('.')[2]}), or train with one from"
         raise ConfigError(
-            f"model {path}: was made in a notebook, a script or a function, where nothing else can import it from. "
-            f"Hand it over, as hpcrec.load(folder, model={attribute.rpartition('.')[2]}), or train with one from a "
-            "module: 'package.module:build'."
+            f"{what} {path}: was made in a notebook, a script or a function, where nothing else can import it from. "
+            + (f"{handed} a module: 'package.module:build'." if what == "model" else "Put the function into a module.")
         )
     place = None if folder is None else str(folder.resolve())
     if place is not None:

@@ -64,7 +64,7 @@ def write(frame: Any, path: Path, wanted: TableMap) -> Record:
 
 
 def blocks(frame: Any, wanted: TableMap) -> Iterator[Block]:
-    """The rows of a frame, with the columns that a map names.
+    """The rows of a frame, with the columns that a map names; its marks of what is missing are empty, as in files.
 
     Raises
     ------
@@ -77,6 +77,11 @@ def blocks(frame: Any, wanted: TableMap) -> Iterator[Block]:
     places(table.column_names, wanted.used, "the frame")
     chosen = table.select(list(wanted.used))
     for batch in chosen.to_batches(_BLOCK_ROWS) or [pa.RecordBatch.from_pylist([], chosen.schema)]:
-        cells: dict[str, Cells] = {name: ArrowCells(batch.column(name)) for name in wanted.used}
+        cells: dict[str, Cells] = {name: _cells(batch.column(name), wanted) for name in wanted.used}
         yield Block(Span(Path("the frame"), "parquet", 0, 1), batch.num_rows, first, cells)
         first += batch.num_rows
+
+
+def _cells(column: pa.Array, wanted: TableMap) -> Cells:
+    cells = ArrowCells(column)
+    return cells.without(wanted.empty) if wanted.empty else cells

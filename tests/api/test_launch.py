@@ -1,6 +1,8 @@
 """``hpcrec.launch``: results by rank, errors with their traceback, training on all ranks."""
 
+import io
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ import pytest
 
 import hpcrec
 from hpcrec.errors import ConfigError, RankError
+from hpcrec.launcher.mpirun import run_command
 from tests.api import clicks
 
 
@@ -33,6 +36,40 @@ def test_results_are_by_rank_and_errors_are_raised(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=r"breaks failed on rank 1 of 2:\n(.|\n)*KeyError: 'mine'") as found:
         hpcrec.launch(breaks, ranks=2)
     assert isinstance(found.value.__cause__, KeyError)
+
+
+def test_a_rank_that_exits_ends_the_others_and_is_told_of() -> None:
+    def leaves() -> None:
+        from hpcrec.comm.library import MPI
+
+        if MPI.COMM_WORLD.rank == 1:
+            raise SystemExit(0)
+        MPI.COMM_WORLD.Barrier()
+
+    with pytest.raises(RankError, match=r"leaves failed on rank 1 of 2:\n(.|\n)*SystemExit: 0"):
+        hpcrec.launch(leaves, ranks=2)
+
+
+def test_stderr_need_not_be_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a notebook."""
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert hpcrec.launch(len, "three", ranks=1) == [5]
+
+
+def test_a_configuration_that_one_rank_cannot_read_ends_all(
+    files: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = clicks.sections(files, tmp_path / "run", dense={"reducer": "mpi"})
+    given["run"]["folder"] = str(tmp_path / "run")
+    (tmp_path / "script.py").write_text(f"""
+import hpcrec
+from hpcrec.comm.library import MPI
+hpcrec.train({given!r}, train={{"stepz": 1}} if MPI.COMM_WORLD.rank == 1 else {{}})
+""")
+    program = (sys.executable, "-u", str(tmp_path / "script.py"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    assert run_command(2, [], environment=environment, program=program) == 2
+    assert "train.stepz is not a key" in capfd.readouterr().err
 
 
 def test_what_cannot_be_launched_is_refused() -> None:

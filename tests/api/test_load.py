@@ -1,5 +1,6 @@
 """``hpcrec.load`` and ``prepare``: a frame's raw values give what ``hpcrec predict`` gives for the same samples."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import pyarrow.parquet
 import pytest
 
 import hpcrec
+from hpcrec.api.configured import configured
+from hpcrec.config import to_toml
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError, DataError
 from hpcrec.preparation.writer import Writer
@@ -93,6 +96,41 @@ def test_an_export_predicts_as_the_command_does(
         model.predict(table)
 
 
+def test_marks_of_what_is_missing_have_the_ids_that_prepare_gave_them(tmp_path: Path) -> None:
+    table = clicks.frame(rows=40, seed=3)
+    at = table.column_names.index("item")
+    table = table.set_column(at, "item", pa.array(["NULL", "one", "two", "one"] * 10))
+    made = hpcrec.prepare(table, tmp_path / "data", {**clicks.MAP, "empty": ["NULL"]}, split="order:1,0,0")
+    run = hpcrec.train(**clicks.sections(made.files, tmp_path / "run", train={"steps": 1}))
+    with DataSet(made.files["train"]) as dataset:
+        columns = dataset.read(0, dataset.samples)
+    assert set(columns.sparse["item"].ids[::4]) == {0} and 0 not in columns.sparse["item"].ids[1::4]
+    given = {name: (c.ids, c.offsets) if c.offsets is not None else c.ids for name, c in columns.sparse.items()}
+    with hpcrec.load(run.folder) as model:
+        assert np.array_equal(model.predict(table), model.predict(given, columns.dense))
+
+
+def test_metrics_of_a_run_are_not_run_as_it_is_loaded(
+    run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path
+) -> None:
+    """Neither where they are measured, nor where training stops by one."""
+    folder, ran = shutil.copytree(run.folder, tmp_path / "run"), tmp_path / "ran"
+    (tmp_path / "metric_of_a_run.py").write_text(
+        f"open({str(ran)!r}, 'w')\n\ndef one(predictions, total): return 1.0\n"
+    )
+    name = "metric_of_a_run:one"
+    own = {
+        "evaluation": {"metrics": [name]},
+        "model": {"folder": str(tmp_path)},
+        "train": {"early_stop": {"metric": name, "higher_is_better": True}, "eval_every": 1},
+    }
+    (folder / "config.toml").write_text(to_toml(configured(run.config, own)))
+    assert name in (folder / "config.toml").read_text()
+    with hpcrec.load(folder) as model:
+        assert np.array_equal(model.predict(asked[0]), run.predict(asked[0]))
+    assert not ran.exists()
+
+
 def test_what_cannot_be_predicted_is_refused(run: hpcrec.Run, tmp_path: Path) -> None:
     table = clicks.frame(rows=3)
     with hpcrec.load(run.folder) as model:
@@ -135,6 +173,31 @@ def test_the_same_frame_again_does_nothing_and_another_is_refused(tmp_path: Path
         hpcrec.prepare(table.slice(1), tmp_path / "data", split="hash:0.5,0,0.5", **keys)
     anew = hpcrec.prepare(table.slice(1), tmp_path / "data", split="hash:0.5,0,0.5", restart=True, **keys)
     assert sum(anew.samples.values()) == 49
+
+
+def test_a_frame_is_split_by_group_and_by_time_and_with_the_seed(tmp_path: Path) -> None:
+    table = clicks.frame(rows=200).append_column("at", pa.array(range(200)))
+    keys = {"labels": "click", "sparse": ["page"], "group": "hour", "time": "at"}
+
+    def samples(folder: str, **more: Any) -> dict[str, int]:
+        return hpcrec.prepare(table, tmp_path / folder, **more).samples
+
+    assert samples("time", split="time:1970-01-01T00:01:40,1970-01-01T00:02:30", **keys) == {
+        "train": 100,
+        "validation": 50,
+        "test": 50,
+    }
+    made = hpcrec.prepare(table, tmp_path / "group", split="group:0.5,0,0.5", **keys)
+    with h5py.File(made.files["train"]) as one, h5py.File(made.files["test"]) as other:
+        hours = [set(of["group"][()].tolist()) for of in (one, other)]
+    assert hours[0] and hours[1] and not hours[0] & hours[1]
+    by_map = {**keys, "split": "hash:0.5,0,0.5"}
+    seeds = [
+        samples(f"seed {seed}", map={**by_map, "labels": ["click"], "sparse": {"page": {}}}, seed=seed)
+        for seed in range(3)
+    ]
+    assert len({parts["train"] for parts in seeds}) > 1
+    assert seeds[2] == samples("handed over", split="hash:0.5,0,0.5", seed=2, **keys)
 
 
 def test_a_map_that_does_not_fit_is_refused(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 import hpcrec
 from hpcrec.errors import ConfigError, DataError, HpcrecError, NonFiniteError
 from hpcrec.models import block_operators
+from hpcrec.preparation.prepare_synthetic import prepare_synthetic
 from tests.api.clicks import sections
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -87,6 +88,22 @@ def test_a_run_tells_of_itself(files: dict[str, str], tmp_path: Path) -> None:
     assert [loss for kind, _, loss in noted.said if kind == "step"] == [h["loss"] for h in run.history if "loss" in h]
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert rows[0] == "step,name,value" and f"4,loss,{run.history[1]['loss']}" in rows
+
+
+def test_a_run_that_evaluated_nothing_has_no_metrics(tmp_path: Path) -> None:
+    """Also where its data set says what AUC can be had."""
+    prepare_synthetic(tmp_path / "data", samples=400)
+    files = {part: str(tmp_path / "data" / f"{part}.h5") for part in ("train", "validation")}
+    stopped = hpcrec.train(callbacks=[Interrupting(2)], **sections(files, tmp_path / "run"))
+    assert stopped.status == "stopped" and "attainable_auc" in stopped.summary["eval"] and stopped.metrics == {}
+    run = hpcrec.train(stopped.config)
+    assert {"auc", "attainable_auc", "split", "checkpoint", "step", "calibration_by_decile"} <= run.metrics.keys()
+
+
+def test_a_metric_that_nobody_can_import_is_to_be_in_a_module(files: dict[str, str], tmp_path: Path) -> None:
+    own = {"metrics": ["__main__:no_such_metric"]}
+    with pytest.raises(ConfigError, match=r"^metric __main__:no_such_metric: .* Put the function into a module\.$"):
+        hpcrec.train(**sections(files, tmp_path / "run", evaluation=own))
 
 
 def test_a_configuration_is_a_file_a_dict_or_keywords(files: dict[str, str], tmp_path: Path) -> None:
