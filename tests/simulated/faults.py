@@ -44,8 +44,8 @@ FAULTS: dict[str, Fault] = {
     ),
     "a save beside steps that nobody waits for": Fault(
         "hpcrec/checkpoint/saver.py",
-        "            self._thread.join()\n",
-        "            self._thread.join(0.0)\n",
+        "                self._thread.join()\n",
+        "                self._thread.join(0.0)\n",
         "commit",
     ),
     "a rank whose error the others do not learn": Fault(

@@ -489,7 +489,7 @@ def stand_ins(truth: Truth) -> Iterator[None]:
 
 
 _SAID = ("log", "step", "stepped", "evaluated", "saved")
-_NOTHING = SimpleNamespace(goes_on_from=None, **dict.fromkeys(_SAID, lambda *_: None))
+_NOTHING = SimpleNamespace(goes_on_from=None, **dict.fromkeys(_SAID, lambda *_, **__: None))
 _TOLD = _NOTHING, _NOTHING  # telemetry and stop time
 _WORK = SimpleNamespace(**dict.fromkeys(("begin_step", "end_step"), lambda *_: None))
 
