@@ -68,6 +68,7 @@ def both(config: Config, folder: Path, data: Path, embeddings: str) -> tuple[np.
     for name in ("run", "exported"):
         with h5py.File(folder / f"{name}.h5") as file:
             assert file.attrs["step"] == config.train.steps and file.attrs["data"] == str(data)
+            assert len(file) > 1 or list(file) == ["prediction"], "one label without a name has no name of its own"
             found.append(np.stack([file[name][()] for name in sorted(file)], axis=-1))
     return found[0], found[1]
 
