@@ -6,6 +6,7 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 import contextlib
 import json
 import math
+import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,7 +40,7 @@ from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
-from hpcrec.training import attempts, report, telemetry
+from hpcrec.training import advice, attempts, report, screen, telemetry
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.bar import columns_told
 from hpcrec.training.callbacks import tell as tell_callbacks
@@ -135,9 +136,9 @@ def train(
                 held = on_root(session.parts.world.main, lambda: _is_held(claim))
         if root and held:
             summary |= {**_seen(loop), **_attempts(run)}
+            summary["advice"] = _advice(session, config, summary, first)
             _write_end(run, session.step, summary)
-            tell(report.text_table(summary) + report.drains_advice(summary, drain_points(config)))
-            _advise_on_copies(session, config, summary, first)
+            tell(screen.of_end(summary))
             tell(f"run folder: {run}")
             tell_callbacks(callbacks, "on_end", telemetry.as_json(summary))
     return ExitCodes.STOPPED if outcome.status == "stopped" else ExitCodes.FINISHED
@@ -365,11 +366,15 @@ def _note_staleness(
     on_root(main, note)
 
 
-def _advise_on_copies(session: Session, config: Config, summary: Mapping[str, Any], first: int) -> None:
-    """Where copies may lack much of what rows have learned. Of a run that was resumed not all gradients are known."""
+def _advice(session: Session, config: Config, summary: Mapping[str, Any], first: int) -> list[str]:
+    """What to change: what steps were held up by, and where they drained often or copies may lack much.
+
+    Of a run that was resumed not all gradients of copies are known.
+    """
     keeping = make_keeping(config, {}, session.topology.dense)
-    if first == 0 and (said := copies_advice(summary, keeping.staleness, keeping.most_missing)):
-        tell(said.strip())
+    copies = "" if first else copies_advice(summary, keeping.staleness, keeping.most_missing)
+    said = (advice.advice(summary), report.drains_advice(summary, drain_points(config)), copies)
+    return [sentence for sentence in said if sentence]
 
 
 def _seen(loop: Loop) -> dict[str, Any]:
@@ -416,8 +421,10 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "copies": {},
         "rows_ahead": {},
         "dynamic_tables": {},
+        "threads": {str(rank): _threads()},
         "topology": _topology(session),
         "versions": software,
+        "advice": [],
     }
 
 
@@ -430,6 +437,7 @@ def _summary(session: Session, outcome: Outcome, told: telemetry.Telemetry, soft
     dense = session.topology.is_dense
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
+    threads = {str(rank): of for rank, of in enumerate(main.allgather(_threads()))}
     times_R = dict(enumerate(main.allgather((_role(session.topology), times))))
     drains_R = main.allgather(session.parts.pipeline.drains)
     owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
@@ -462,8 +470,18 @@ def _summary(session: Session, outcome: Outcome, told: telemetry.Telemetry, soft
         "copies": _copies(session),
         "rows_ahead": dict(session.parts.look_ahead.record()),
         "dynamic_tables": outcome.dynamic,
+        "threads": threads,
         "topology": _topology(session),
         "versions": software,
+    }
+
+
+def _threads() -> dict[str, Any]:
+    """This rank's threads for what it computes, the cores that it may use, and how many its host has."""
+    return {
+        "threads": torch.get_num_threads(),
+        "cores": sorted(os.sched_getaffinity(0)),
+        "of_host": os.cpu_count() or 1,
     }
 
 

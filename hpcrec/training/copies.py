@@ -138,7 +138,7 @@ def copies_advice(summary: Mapping[str, Any], staleness: int, most_missing: int)
         return ""
     enough = enough_ticks(most_missing)
     return (
-        f"\npolicy.staleness = {staleness} is much for a run of {summary['steps']:,} steps: {share:.0%} of the "
+        f"policy.staleness = {staleness} is much for a run of {summary['steps']:,} steps: {share:.0%} of the "
         f"gradients of cached rows are of rows that have got fewer than {enough:,}, so that the {most_missing:,} "
         f"that a read may lack are more than {MISSING_SHARE:.0%} of them. Lower "
         "policy.staleness, or train longer."

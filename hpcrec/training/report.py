@@ -216,7 +216,7 @@ def drains_advice(summary: Mapping[str, Any], every: Mapping[str, int]) -> str:
     keys = " and ".join(f"{name} = {n}" for name, n in every.items())
     more = " and ".join(f"{name} = {math.ceil(n * share / DRAINS_SHARE)}" for name, n in every.items())
     return (
-        f"\ndrain points take {share:.1%} of the time of steps, {seconds / number * 1e3:.3g} ms each: {keys}. "
+        f"Drain points take {share:.1%} of the time of steps, {seconds / number * 1e3:.3g} ms each: {keys}. "
         f"With {more} it is {DRAINS_SHARE:.0%}."
     )
 

@@ -62,8 +62,10 @@ SUMMARY_KEYS: dict[str, Any] = {
     "copies": None,
     "rows_ahead": None,
     "dynamic_tables": None,
+    "threads": None,
     "topology": None,
     "versions": None,
+    "advice": None,
 }
 _OPTIONAL = ("attempts", "ended.metric", "ended.evaluations", "ended.signal")  # the last three: of one that ended early
 _FAILED_KEYS: dict[str, Any] = {"error": None}  # besides, in the summary of a run that failed

@@ -8,6 +8,7 @@ phase by name; what is told of the times of all ranks is for ``times``.
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 from hpcrec import clock
@@ -28,12 +29,15 @@ class Times:
         In no part.
     beside : dict of str to dict of str to (float, float, float)
         The same of other threads, by their names; several of one name are added up.
+    delayed_s : float, optional
+        For which the thread that steps was ready to run and had no core; None where the system does not say it.
     """
 
     whole_s: float
     parts: dict[str, Seconds]
     unaccounted_s: float
     beside: dict[str, dict[str, Seconds]]
+    delayed_s: float | None = None
 
 
 class PhaseTimer:
@@ -49,6 +53,8 @@ class PhaseTimer:
         self._began_s = monotonic()
         self._before = self._clock.read(self._began_s)
         self._before_beside = self._beside(self._began_s)
+        self._thread = threading.get_native_id()
+        self._delayed_before_s = _delayed_s(self._thread)
 
     def __call__(self, phase: str) -> Phase:
         """A context manager whose time counts as ``phase``."""
@@ -70,7 +76,10 @@ class PhaseTimer:
             of_thread.pop("", None)  # a thread that does nothing of ours is in no part
             if of_thread:
                 beside[name] = of_thread
-        return Times(now_s - self._began_s, parts, unaccounted_s, beside)
+        delayed_s = None if self._delayed_before_s is None else _delayed_s(self._thread)
+        if delayed_s is not None and self._delayed_before_s is not None:
+            delayed_s -= self._delayed_before_s
+        return Times(now_s - self._began_s, parts, unaccounted_s, beside, delayed_s)
 
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase so far over all threads, and of what was added, the longest first."""
@@ -90,6 +99,14 @@ class PhaseTimer:
                 for part, seconds in other.read(now_s).items():
                     of_name[part] = _plus(of_name.get(part, (0.0, 0.0, 0.0)), seconds)
         return found
+
+
+def _delayed_s(thread: int) -> float | None:
+    """For which a thread of this process has been ready to run without a core, as Linux counts it."""
+    try:
+        return int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):  # another system, or a kernel that does not count it
+        return None
 
 
 def _since(before: Mapping[str, Seconds], now: Mapping[str, Seconds]) -> dict[str, Seconds]:

@@ -8,12 +8,30 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcrec.clock import Seconds
+from hpcrec.clock import WAITS, Seconds
 from hpcrec.training.timer import Times
 
 KINDS = {"worked_s": "computing", "waited_s": "waiting", "idle_s": "idle"}  # in the order of ``Seconds``; as is shown
 HEADS = ("", "slowest rank", "of its time", "least", "median", "most")
 _ROLES = {"fused": "fused ranks", "dense": "dense ranks", "owner": "owners"}
+GROUPS = {  # what steps do, and what for; a phase that is in none of them is between steps
+    "model": ("samples", "assemble", "forward", "backward", "teachers", "finite", "disassemble", "dense_update"),
+    "rows": (
+        "submit",
+        "route",
+        "route_wait",
+        "gather",
+        "values",
+        "values_wait",
+        "copies",
+        "gradients",
+        "gradients_wait",
+        "update",
+    ),
+    "sums": ("agree", "dense_reduce"),
+    "data": ("load_wait",),
+}
+_STORES = ("gather", "update")  # phases that wait for nothing but a disk
 _SHOWN = 0.005  # of the slowest rank's time: smaller parts share a line on a terminal
 
 
@@ -25,7 +43,9 @@ def role_of(*, owner: bool, dense: bool) -> str:
 def times_of(ranks: Mapping[int, tuple[str, Times]]) -> dict[str, Any]:
     """What ``summary.json`` says of the roles and times of ranks.
 
-    ``ranks`` has of each rank its role and sums, in seconds: ``whole_s`` is the others' sum. ``roles`` has of each role
+    ``ranks`` has of each rank its role and sums, in seconds: ``whole_s`` is the others' sum; ``steps`` what it worked
+    and waited in steps, by the groups of ``GROUPS``; ``disk_s`` what steps and threads of theirs waited for rows on a
+    disk; ``delayed_s`` for how long it was ready without a core, None if that is not known. ``roles`` has of each role
     ``parts`` and, apart, what other threads did ``beside`` the steps, by thread and part: least, median and most over
     the role's ranks, and what the slowest has, which is the one that waited and idled least. Of that rank parts and
     ``unaccounted_s`` add up to ``whole_s``.
@@ -38,12 +58,26 @@ def times_of(ranks: Mapping[int, tuple[str, Times]]) -> dict[str, Any]:
             "whole_s": times.whole_s,
             **dict(zip(KINDS, sums, strict=True)),
             "unaccounted_s": times.unaccounted_s,
+            "steps": {group: _of_steps(times, phases) for group, phases in GROUPS.items()},
+            "disk_s": _disk_s(times),
+            "delayed_s": times.delayed_s,
         }
     for role in _ROLES:
         of_role = {rank: times for rank, (one, times) in ranks.items() if one == role}
         if of_role:
             found["roles"][role] = _role(of_role)
     return found
+
+
+def _of_steps(times: Times, phases: Sequence[str]) -> dict[str, float]:
+    found = [times.parts[name] for name in phases if name in times.parts]
+    return {"worked_s": sum(worked for worked, _, _ in found), "waited_s": sum(waited for _, waited, _ in found)}
+
+
+def _disk_s(times: Times) -> float:
+    """Seconds waited in what reads and writes rows, by the thread that steps and those that move rows for it."""
+    threads = [times.parts, *(times.beside.get(name, {}) for name in ("values", "gradients"))]
+    return sum(parts[name][WAITS] for parts in threads for name in _STORES if name in parts)
 
 
 def _role(ranks: Mapping[int, Times]) -> dict[str, Any]:
@@ -96,6 +130,39 @@ def tables(time: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, ...]]]]:
         if beside:
             found.append((f"Threads beside the steps of {_ROLES[role]}, in none of these times", beside))
     return found
+
+
+def screen_rows(time: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """On a few lines, as (name, value): of the slowest rank that runs the model, what its whole time was spent on."""
+    role = next((role for role in ("fused", "dense") if role in time["roles"]), None)
+    if role is None:
+        return []
+    of = time["roles"][role]
+    whole_s = of["whole_s"]["slowest"]
+
+    def spent(phases: Sequence[str], kinds: Sequence[str] = tuple(KINDS)) -> float:
+        found = (of["parts"][name] for name in of["parts"] if name.partition("/")[0] in phases)
+        return sum(parts[kind]["slowest"] for parts in found for kind in kinds if kind in parts)
+
+    steps_s = {group: spent(phases) for group, phases in GROUPS.items()}
+    waits = {"data": "data", "rows": "rows", "sums": "dense sums"}
+    told = {
+        "model": spent(GROUPS["model"]),
+        "rows computed": spent(GROUPS["rows"], ("worked_s",)),
+        **{f"wait for {word}": spent(GROUPS[group], ("waited_s", "idle_s")) for group, word in waits.items()},
+    }
+    rest_s = sum(steps_s.values()) - sum(told.values())
+    parts = {name: seconds for name, seconds in {**told, "other": rest_s}.items() if seconds >= _SHOWN * whole_s}
+    between = {"set-up": ("set_up",), "evaluation": ("evaluate",), "checkpoints": ("checkpoint",)}
+    seconds = {name: spent(phases) for name, phases in between.items()}
+    left_s = whole_s - sum(steps_s.values()) - sum(seconds.values()) - of["unaccounted_s"]["slowest"]
+    rows = [("time", f"{whole_s:.1f} s of {_of_role(role, of)}")]
+    said = ", ".join(f"{name} {_share(s, whole_s)}" for name, s in parts.items())
+    rows.append(("  steps", f"{sum(steps_s.values()):.1f} s: {said}" if said else f"{sum(steps_s.values()):.1f} s"))
+    for name, s in {**seconds, "other": left_s, "unaccounted": of["unaccounted_s"]["slowest"]}.items():
+        if s >= _SHOWN * whole_s:
+            rows.append((f"  {name}", f"{s:.1f} s, {_share(s, whole_s)}"))
+    return rows
 
 
 def short_rows(time: Mapping[str, Any]) -> list[tuple[str, str]]:

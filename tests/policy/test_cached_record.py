@@ -275,7 +275,7 @@ def test_distances_are_binned_by_their_upper_ends() -> None:
 def test_a_run_that_is_short_for_its_staleness_is_told_so() -> None:
     copies = {"ticks": 1000, "ticks_of_few": 501}
     assert copies_advice({"steps": 1200, "copies": copies}, 100, 400) == (
-        "\npolicy.staleness = 100 is much for a run of 1,200 steps: 50% of the gradients of cached rows are of rows "
+        "policy.staleness = 100 is much for a run of 1,200 steps: 50% of the gradients of cached rows are of rows "
         "that have got fewer than 8,000, so that the 400 that a read may lack are more than 5% of them. "
         "Lower policy.staleness, or train longer."
     )

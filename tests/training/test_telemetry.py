@@ -19,7 +19,7 @@ from tensorboardX.proto import event_pb2
 from tensorboardX.record_writer import masked_crc32c
 
 from hpcrec.embedding.load import Load
-from hpcrec.training import report, telemetry
+from hpcrec.training import report, screen, telemetry
 from hpcrec.training.telemetry import Telemetry, read_metrics, versions, write_summary
 from hpcrec.training.timer import Times
 from hpcrec.training.times import times_of
@@ -70,8 +70,10 @@ def summary(**changes):
                 "map_bytes": 36_000,
             }
         },
-        "topology": {"ranks": 2, "owners": [0], "dense": [1]},
+        "threads": {str(rank): {"threads": 1, "cores": [rank], "of_host": 2} for rank in range(2)},
+        "topology": {"ranks": 2, "owners": [0], "dense": [1], "host_of_rank": [0, 0]},
         "versions": {"python": "3.11", "cpu": "a <b> & c"},
+        "advice": ["Leave the <b> out."],
     }
     return {**whole, **changes}
 
@@ -259,7 +261,7 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     assert " ".join(found) == (
         "status ended steps samples skipped_steps dropped_features attempts eval throughput wire_bytes wire_messages "
         "dense_compression exchange_thresholds exchange time phase_s drains slow_ranks read_age peak_rss_bytes owners "
-        "imbalance copies rows_ahead dynamic_tables topology versions"
+        "imbalance copies rows_ahead dynamic_tables threads topology versions advice"
     )
     assert set(found["eval"]) == {"auc", "attainable_auc", "logloss", "normalized_entropy", "calibration"}
     assert found["eval"]["auc"] is None and found["throughput"] == summary()["throughput"]
@@ -267,6 +269,28 @@ def test_the_summary_has_the_promised_keys(tmp_path):
     without = {key: value for key, value in summary()["eval"].items() if key != "attainable_auc"}
     write_summary(tmp_path / "run", summary(eval=without))
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["summary.json"]
+
+
+def test_the_end_of_a_run_is_one_screen_with_what_to_change_below():
+    both = {"auc": 0.75, "logloss": 0.5, "normalized_entropy": 0.9, "calibration": 1.0, "calibration_by_decile": []}
+    found = {"split": "test", "checkpoint": "best", "step": 80, **summary()["eval"]}
+    labels = {"by_label": {"click": both, "buy": {**both, "auc": None}}}
+    text = screen.of_end(summary(eval={**found, **labels}))
+    lines = text.splitlines()
+    assert len(lines) <= screen.LINES and max(map(len, lines)) <= screen.COLUMNS
+    assert lines[-2:] == ["", "Leave the <b> out."]
+    rows = {name: value for name, _, value in (line.partition("  ") for line in lines) if name}
+    assert rows["ended"].strip() == "early stop: auc did not improve for 3 evaluations,"  # and on, in the next line
+    assert rows["evaluated"].strip() == "test data, best checkpoint, step 80"
+    assert rows["test label click"].strip().startswith("auc 0.75, logloss 0.5")
+    assert "samples/s" in rows and "sent: values" not in text and "calibration_by" not in text
+    at = next(i for i, line in enumerate(lines) if line.startswith("time"))
+    assert [line.split() for line in lines[at : at + 3]] == [
+        ["time", "4.0", "s", "of", "rank", "1", "(dense)"],
+        ["steps", "3.5", "s:", "model", "25.0%,", "wait", "for", "rows", "62.5%"],
+        ["unaccounted", "0.5", "s,", "12.5%"],
+    ]
+    assert lines[at + 3].split() == ["memory", "2.00", "GB", "at", "most", "of", "a", "rank"]
 
 
 def test_the_report_says_what_steps_waited_for_and_what_was_busiest():
@@ -285,7 +309,7 @@ def test_drain_points_that_cost_much_are_named():
     took = {"step": 4.0}
     said = report.drains_advice(summary(phase_s=took), {"checkpoint.every": 50, "train.eval_every": 30})
     assert said == (
-        "\ndrain points take 5.0% of the time of steps, 50 ms each: checkpoint.every = 50 and train.eval_every = 30. "
+        "Drain points take 5.0% of the time of steps, 50 ms each: checkpoint.every = 50 and train.eval_every = 30. "
         "With checkpoint.every = 125 and train.eval_every = 75 it is 2%."
     )
     assert report.drains_advice(summary(phase_s=took, drains={"number": 4, "s": 0.08}), {"checkpoint.every": 50}) == ""
