@@ -184,8 +184,8 @@ def _slow_link(run: _Run) -> Iterator[Cause]:
         _LINK,
         share,
         f"Messages between hosts take {share:.0%} of the time of steps, {format_bytes(crossed / hosts)} of each host "
-        f"at {format_bytes(rate)} a second: send fewer (exchange.codec, dense.compression, policy.name = 'cached'), let "
-        "them cross while models compute (policy.name = 'hybrid'), or use faster links.",
+        f"at {format_bytes(rate)} a second: send fewer (exchange.codec, dense.compression, policy.name = 'cached'), "
+        "let them cross while models compute (policy.name = 'hybrid'), or use faster links.",
     )
 
 
@@ -205,8 +205,8 @@ def _slow_disk(run: _Run) -> Iterator[Cause]:
             _DISK,
             share,
             f"Rank {slow.rank} waits for rows on its disk for {slow.disk_s / run.steps_s:.0%} of the time of steps: "
-            "raise store.memory_bytes, read rows of more steps to come (store.window, exchange.prefetch), or give store.path "
-            "on a faster disk.",
+            "raise store.memory_bytes, read rows of more steps to come (store.window, exchange.prefetch), or give "
+            "store.path on a faster disk.",
         )
 
 

@@ -127,8 +127,8 @@ def test_an_owner_with_more_lookups_is_named_and_is_no_slow_rank() -> None:
         (
             {"threads": 1, "cores": [0, 1, 2, 3, 4, 5, 6, 7], "of_host": 8},
             (
-                "Models compute with 1 thread a rank where 2 have cores: set topology.dense_threads = 2, or leave it and "
-                "OMP_NUM_THREADS out (up to 25% of the time of steps)."
+                "Models compute with 1 thread a rank where 2 have cores: set topology.dense_threads = 2, or leave it "
+                "and OMP_NUM_THREADS out (up to 25% of the time of steps)."
             ),
         ),
         (
