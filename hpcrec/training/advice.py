@@ -13,6 +13,7 @@ from typing import Any
 from hpcrec.units import format_bytes
 
 LEAST = 0.1  # of the time of steps: what a cause has to cost
+SHARED = 0.3  # of a rank's time without a core, where there are enough: its own other threads take some of it
 SHORTEST_S = 2.0  # of steps, of which anything can be told
 _SLOW, _LINK, _DISK = "slow rank", "slow link", "slow disk"
 _OWNER, _THREADS, _READER = "skewed owner", "few threads", "reader"
@@ -138,7 +139,22 @@ def advice(summary: Mapping[str, Any]) -> str:
     model = share([rank.worked["model"] for rank in run.dense])
     rows = share([rank.waited["rows"] for rank in run.dense])
     sums = share([rank.waited["sums"] for rank in run.dense])
-    return f"Nothing stands out: of the time of steps {model} compute the model, {rows} wait for rows, {sums} for sums."
+    said = f"Nothing stands out: of the time of steps {model} compute the model, {rows} wait for rows, {sums} for sums."
+    return said + _shared_cores(run)
+
+
+def _shared_cores(run: _Run) -> str:
+    """That ranks had no core for much of the time, where the run itself has no more ranks than cores."""
+    told = run.summary.get("threads", {})
+    delayed = [rank.delayed for rank in run.ranks if rank.delayed is not None and str(rank.rank) in told]
+    roomy = all(
+        len({core for other in told if run.host(int(other)) == host for core in told[other]["cores"]})
+        >= sum(run.host(int(other)) == host for other in told)
+        for host in set(run.summary["topology"]["host_of_rank"])
+    )
+    if not delayed or not roomy or statistics.median(delayed) < SHARED:
+        return ""
+    return f" Ranks had no core for {statistics.median(delayed):.0%} of their time: something else runs on their hosts."
 
 
 def _slow_rank(run: _Run) -> Iterator[Cause]:

@@ -1,0 +1,43 @@
+"""What a newcomer meets: whether a run says what held it up, where something does, and nothing where nothing does.
+
+    python benchmarks/first_hour.py [--quick] [--json FILE] [--parts causes,init] [--cluster DIR] [--data DIR]
+
+Part ``causes`` (``first_hour_parts/causes_part.py``): six causes are planted in runs on 2 and on 4 ranks, five times
+each, at a strength that costs about a fifth of samples/s; the strength is found by trial, and what it costs is in the
+table. ``first_hour.causes_named`` is how many of the six are the sentence at the end of every one of their runs, and on
+top of its page. ``first_hour.false_blame`` is how many of twenty runs with nothing planted are told of a cause. Slow
+links need emulated hosts, which are those of ``--cluster``; without them that cause is not planted, and not named.
+More ranks than cores, and whatever else the machine does, are seen by these runs: it has to be quiet.
+
+Part ``init`` (``first_hour_parts/init_part.py``, JSON in <FILE>_init): ``hpcrec init`` on both MovieLens tables of
+ratings, which are in ``--data``, as it drafts them, beside a map and a configuration that are written by hand.
+``first_hour.init_auc_loss`` is how much less AUC the draft has on the same test part, a mean of paired seeds, of the
+table where it is more.
+"""
+
+from pathlib import Path
+
+from _report import asked, options
+from first_hour_parts import causes_part, init_part
+
+PARTS = ("causes", "init")
+
+
+def main() -> None:
+    parser = options(__doc__, PARTS)
+    parser.add_argument("--cluster", type=Path, default=Path("../shared/cluster"), help="has hosts/up.sh")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has the samples of MovieLens")
+    parser.add_argument("--causes", help=f"only these ({','.join(causes_part.PLANTED)})")
+    arguments = parser.parse_args()
+    chosen = arguments.causes.split(",") if arguments.causes else list(causes_part.PLANTED)
+    if unknown := [name for name in chosen if name not in causes_part.PLANTED]:
+        parser.error(f"--causes has {', '.join(unknown)}; allowed are {', '.join(causes_part.PLANTED)}")
+    for part, path in asked(parser, arguments, PARTS):
+        if part == "causes":
+            causes_part.run(chosen, arguments.cluster, path, quick=arguments.quick)
+        else:
+            init_part.run(arguments.data, path, quick=arguments.quick)
+
+
+if __name__ == "__main__":
+    main()
