@@ -5,7 +5,9 @@ state.
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,13 +58,42 @@ def build_optimizer(
         raise ConfigError(f"dense.optimizer.options: {found[0]} has no {unknown[0]!r}. Allowed: {', '.join(allowed)}.")
     trained = [p for _, p in named_parameters if p.requires_grad]
     try:
-        return kind(
-            [{"params": trained}], lr=lr, **{key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
-        )
+        with _without_compiler():
+            values = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+            return kind([{"params": trained}], lr=lr, **values)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
             f"dense.optimizer: {found[0]} refuses lr = {lr}, options = {dict(options)}: {error}"
         ) from error
+
+
+def step(optimizer: torch.optim.Optimizer) -> None:
+    """One step. Of hooks that torch calls around it, it calls none, unless its compiler is there."""
+    if _COMPILER in sys.modules:
+        optimizer.step()
+        return
+    with torch.set_grad_enabled(bool(optimizer.defaults.get("differentiable", False))):
+        inspect.unwrap(type(optimizer).step)(optimizer)
+
+
+_COMPILER = "torch._dynamo"
+
+
+@contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Torch's compiler is not imported for what it is told here: to leave an optimizer's own functions alone.
+
+    It takes every rank 2 seconds of its start, and what is not there compiles nothing. Torch looks for what the
+    compiler has made of such a function in an attribute of it; where later versions do not, they import it.
+    """
+    functions = () if _COMPILER in sys.modules else (inspect.unwrap(torch.optim.Optimizer.add_param_group),)
+    for function in functions:
+        function.__dynamo_disable = function  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for function in functions:
+            del function.__dynamo_disable  # type: ignore[attr-defined]
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named_parameters: Sequence[tuple[str, nn.Parameter]]) -> State:
@@ -133,10 +164,11 @@ def _state_names(optimizer: torch.optim.Optimizer) -> set[str]:
     probe = nn.Parameter(torch.ones(2, 2, device=device))
     probe.grad = torch.ones(2, 2, device=device)
     twin = _alike(optimizer, [probe])
-    twin.step()
+    step(twin)
     return {key for key, value in twin.state.get(probe, {}).items() if value is not None}
 
 
 def _alike(optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     known = inspect.signature(type(optimizer)).parameters
-    return type(optimizer)(parameters, **{key: v for key, v in optimizer.defaults.items() if key in known})
+    with _without_compiler():
+        return type(optimizer)(parameters, **{key: v for key, v in optimizer.defaults.items() if key in known})

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from hpcrec.comm.collectives import Collectives
-from hpcrec.dense.optimizer import State, load_optimizer_state, optimizer_state
+from hpcrec.dense.optimizer import State, load_optimizer_state, optimizer_state, step
 from hpcrec.dense.slice_sums import SliceSums
 from hpcrec.errors import CheckpointError, ConfigError, NonFiniteError
 
@@ -239,14 +239,15 @@ class Slices:
         """Steps this rank's slices; ``lr_scale`` is what the schedule multiplies the dense learning rate by."""
         if self._optimizer is not None:
             step_scaled(self._optimizer, lr_scale)
-            self._optimizer.zero_grad()
+            for _, part in self._named:
+                part.grad = None
 
 
 def step_scaled(optimizer: torch.optim.Optimizer, lr_scale: float) -> None:
     """One step at its learning rate times ``lr_scale``."""
     for group in optimizer.param_groups:
         group["lr"] = group.setdefault("base_lr", group["lr"]) * lr_scale
-    optimizer.step()
+    step(optimizer)
 
 
 def _out(value: torch.Tensor) -> np.ndarray:

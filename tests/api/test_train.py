@@ -90,6 +90,17 @@ def test_a_run_tells_of_itself(files: dict[str, str], tmp_path: Path) -> None:
     assert rows[0] == "step,name,value" and f"4,loss,{run.history[1]['loss']}" in rows
 
 
+def test_a_run_imports_no_compiler(files: dict[str, str], tmp_path: Path) -> None:
+    """Which torch would import for its optimizers, and which takes longer than all else that a rank starts with."""
+    keys = json.dumps(sections(files, tmp_path / "run"))
+    asked = (
+        f"import hpcrec, json, sys; hpcrec.train(**json.loads({keys!r})); "
+        "sys.exit(', '.join({'torch._dynamo', 'sympy'} & sys.modules.keys()))"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_run_that_evaluated_nothing_has_no_metrics(tmp_path: Path) -> None:
     """Also where its data set says what AUC can be had."""
     prepare_synthetic(tmp_path / "data", samples=400)

@@ -1,9 +1,14 @@
 """The dense optimizer by name, and its state by parameter name: saved, loaded and continued bit for bit."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+from hpcrec.dense import optimizer as module
 from hpcrec.dense.optimizer import build_optimizer, load_optimizer_state, optimizer_names, optimizer_state
 from hpcrec.errors import CheckpointError, ConfigError
 
@@ -151,3 +156,42 @@ def test_state_of_another_model_or_optimizer_is_refused():
         load_optimizer_state(optimizer, list(net.named_parameters()), {"tower.weight": state["0.weight"]})
     with pytest.raises(CheckpointError, match=r"has shape \(4, 5\) in the checkpoint, the parameter \(4,\)"):
         load_optimizer_state(optimizer, list(net.named_parameters()), {"0.bias": state["0.weight"]})
+
+
+@pytest.mark.parametrize("name", optimizer_names())
+def test_steps_without_torchs_compiler_are_torchs_own_bit_for_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained(own: bool) -> list[torch.Tensor]:
+        torch.manual_seed(3)
+        model = nn.Linear(5, 3)
+        with monkeypatch.context() as patch:
+            if own:
+                patch.setattr(module, "_COMPILER", "not there")
+            optimizer = build_optimizer(name, list(model.named_parameters()), 0.01, {})
+            for _ in range(3):
+                model.zero_grad()
+                model(torch.randn(4, 5)).square().sum().backward()
+                (module.step if own else type(optimizer).step)(optimizer)
+        state = [value for held in optimizer.state.values() for _, value in sorted(held.items())]
+        return [p.detach() for p in model.parameters()] + [s for s in state if isinstance(s, torch.Tensor)]
+
+    mine, torchs = trained(True), trained(False)
+    assert len(mine) == len(torchs) >= 2 and all(torch.equal(a, b) for a, b in zip(mine, torchs, strict=True))
+
+
+def test_a_run_does_not_import_torchs_compiler(tmp_path: Path) -> None:
+    """To import it takes each rank some two seconds of its start."""
+    code = (
+        "import sys, torch\n"
+        "from hpcrec.dense.optimizer import build_optimizer, load_optimizer_state, optimizer_state, step\n"
+        "layer = torch.nn.Linear(2, 2)\n"
+        "named = list(layer.named_parameters())\n"
+        "optimizer = build_optimizer('Adam', named, 0.1, {})\n"
+        "layer(torch.ones(1, 2)).sum().backward()\n"
+        "step(optimizer)\n"
+        "load_optimizer_state(optimizer, named, optimizer_state(optimizer, named))\n"
+        "assert 'torch._dynamo' not in sys.modules, 'imported'\n"
+        "optimizer.step()\n"  # as torch has it
+        "assert 'torch._dynamo' in sys.modules, 'torch has changed: hpcrec.dense.optimizer does more than it has to'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

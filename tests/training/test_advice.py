@@ -52,7 +52,9 @@ def test_a_healthy_run_is_blamed_for_nothing() -> None:
 
 def test_cores_that_others_use_are_told_where_the_run_has_enough() -> None:
     crowded = [rank(delayed=60.0), rank(delayed=61.0)]
-    assert advice(summary(*crowded)).endswith("Ranks had no core for 50% of their time: something else runs on their hosts.")
+    assert advice(summary(*crowded)).endswith(
+        "Ranks had no core for 50% of their time: something else runs on their hosts."
+    )
     of_two = {str(i): {"threads": 1, "cores": [0], "of_host": 1} for i in range(2)}
     assert advice(summary(*crowded, threads=of_two)).endswith("16% for sums.")  # its own ranks share a core
 
