@@ -1,6 +1,6 @@
 """What a newcomer meets: whether a run says what held it up, where something does, and nothing where nothing does.
 
-    python benchmarks/first_hour.py [--quick] [--json FILE] [--parts causes,init] [--cluster DIR] [--data DIR]
+    python benchmarks/first_hour.py [--quick] [--json FILE] [--parts causes,init,newcomer] [--cluster DIR] [--data DIR]
 
 Part ``causes`` (``first_hour_parts/causes_part.py``): six causes are planted in runs on 2 and on 4 ranks, five times
 each, at a strength that costs about a fifth of samples/s; the strength is found by trial, and what it costs is in the
@@ -13,14 +13,20 @@ Part ``init`` (``first_hour_parts/init_part.py``, JSON in <FILE>_init): ``hpcrec
 ratings, which are in ``--data``, as it drafts them, beside a map and a configuration that are written by hand.
 ``first_hour.init_auc_loss`` is how much less AUC the draft has on the same test part, a mean of paired seeds, of the
 table where it is more.
+
+Part ``newcomer`` (``first_hour_parts/newcomer_part.py``, JSON in <FILE>_newcomer): a stranger with a CSV in an empty
+home goes from a clone to a test AUC with the commands of docs/tutorial.md. ``first_hour.minutes_cold`` is what that
+takes where nothing has been fetched, ``first_hour.minutes_warm`` the same again; ``first_hour.commands`` and
+``first_hour.lines`` are what was typed and written by hand. With ``--make-train`` that way is gone too, and what of it
+downloads take is measured apart.
 """
 
 from pathlib import Path
 
 from _report import asked, options
-from first_hour_parts import causes_part, init_part
+from first_hour_parts import causes_part, init_part, newcomer_part
 
-PARTS = ("causes", "init")
+PARTS = ("causes", "init", "newcomer")
 
 
 def main() -> None:
@@ -28,6 +34,7 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, default=Path("../shared/cluster"), help="has hosts/up.sh")
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="has the samples of MovieLens")
     parser.add_argument("--causes", help=f"only these ({','.join(causes_part.PLANTED)})")
+    parser.add_argument("--make-train", action="store_true", help="part newcomer: also by make train (10 minutes)")
     arguments = parser.parse_args()
     chosen = arguments.causes.split(",") if arguments.causes else list(causes_part.PLANTED)
     if unknown := [name for name in chosen if name not in causes_part.PLANTED]:
@@ -35,8 +42,10 @@ def main() -> None:
     for part, path in asked(parser, arguments, PARTS):
         if part == "causes":
             causes_part.run(chosen, arguments.cluster, path, quick=arguments.quick)
-        else:
+        elif part == "init":
             init_part.run(arguments.data, path, quick=arguments.quick)
+        else:
+            newcomer_part.run(path, quick=arguments.quick, make_train=arguments.make_train)
 
 
 if __name__ == "__main__":
