@@ -14,7 +14,7 @@ QUICK ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup cuda test-setup wheels data train test slurm-test soak sanitize lint format bench clean clean-venv
+.PHONY: help setup cuda test-setup wheels data train test slurm-test soak sanitize lint format docs bench clean clean-venv
 
 venv_folder := .venv$(if $(filter mpich,$(MPI)),-mpich)
 venv := . $(venv_folder)/bin/activate;
@@ -64,6 +64,9 @@ lint: setup           ## every linter
 
 format: setup         ## formats Python, C++ and CUDA
 	@$(venv) ruff format .; ruff check --fix .; find native -regex ".*\.\(cpp\|h\|cu\|cuh\)" | xargs -r clang-format -i
+
+docs: setup           ## docs/ as a site, in build/docs/html; fails on a warning, and on what needs a network
+	@$(venv) python tools/docs.py
 
 bench: test-setup     ## every benchmark; JSON in benchmarks/results
 	@$(venv) tools/bench.sh $(if $(QUICK),--quick)

@@ -1,23 +1,39 @@
 #!/usr/bin/env python
-"""Writes docs/results.md from benchmarks/results/*.json: every claim with its goal, command, machine and date.
+"""Writes docs/results.md from benchmarks/results/*.json: every claim once, those that fall short of their goal first.
 
-With ``--check`` it writes nothing and fails where the page is not what the JSON says.
+A claim's command, machine, date and rows are those of its file, of which the end of the page has an entry each. Of two
+files with a claim of the same name the newer one's stands, and the other's value is named beside it. With ``--check``
+nothing is written, and the tool fails where the page is not what the JSON says.
 """
 
+import ast
 import json
+import re
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "results.md"
+FOLDER = Path("benchmarks/results")
 HEAD = """# Results
 
-Written by `tools/results.py` from `benchmarks/results/`, which `make bench` fills. Times and speeds are of the machine
-named; machines that are shared are noisy, so they are medians where several runs were made, and ratios to something
-measured in the same run. What a claim counts is said by the docstring of its benchmark.
+Written by `tools/results.py` from `benchmarks/results/`, which `make bench` fills. Each claim is here once: a value,
+its interval where it has one, its unit, its goal, and the benchmark that it is from. [Benchmarks](#benchmarks), below,
+has what each of these is, its command, the machine and the date, and its rows as JSON. What a claim counts is said by
+the docstring of its benchmark, in which `<...>` stands for a part of the name.
+
+Times and speeds are of the machine named. Machines that are shared are noisy, so they are medians where several runs
+were made, and ratios to something measured in the same run. An interval is of 90 % where the benchmark computes one,
+and of a speed beside a peer's the range over rounds. Without an interval a value is a count, or was measured once.
 """
+TABLE = "\n| claim | holds | value | interval | unit | goal | from |\n|---|---|---:|---|---|---|---|\n"
+NUMBER = r"-?[\d.]+(?:e[+-]?\d+)?"
+IN_UNIT = re.compile(rf" \(({NUMBER} to {NUMBER})\)$")
+IN_GOAL = re.compile(rf", or 1 in ({NUMBER} to {NUMBER})$")
 CACHED = ("bags", "counts", "everywhere", "known", "lookups", "predicted", "thresholded", "time")
 QUALITY = (
     *(f"{data}_{optimizer}" for data in ("synthetic", "movielens") for optimizer in ("sgd", "rowwise_adagrad")),
@@ -49,6 +65,11 @@ PARTS = {
     "tiers": "disk",
     **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift", "checkpoint", "clock")},
 }
+DESCRIBED = {  # by which file a part is described, where it is not that of its name
+    **{f"cached_{part}": "quality_part" for part in QUALITY},
+    **{f"hybrid_{part}": "auc_part" for part in ("synthetic", "movielens", "criteo", "hot")},
+    "gpu": "",  # all of its parts are in one file
+}
 # what the committed figures were run with
 EXTRA = {
     "real_data": " --data DIR",
@@ -65,93 +86,136 @@ EXTRA = {
 COMMANDS = {"soak": "make soak"}
 
 
-def page() -> str:
+@dataclass(frozen=True)
+class File:
+    """A file of results: ``stem`` is its name without the ending."""
+
+    stem: str
+    result: Mapping[str, Any]
+
+    @property
+    def entry(self) -> str:
+        """A link to its entry on the page."""
+        return f"[{self.stem}](#{self.stem.lower()})"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of the newest file that has it; ``others`` are its values in older ones, with their entries."""
+
+    file: File
+    found: Mapping[str, Any]
+    others: Sequence[tuple[float | None, str]]
+
+    @property
+    def section(self) -> str:
+        """Under which heading it stands."""
+        if self.found["goal"] is None:
+            return "Figures without a goal"
+        return {True: "Goals that are met", False: "Goals that are not met", None: "Not measured"}[self.found["holds"]]
+
+    def line(self) -> str:
+        """Its row of the table."""
+        claim, goal = self.found, self.found["goal"] or ""
+        holds = {True: "yes", False: "**no**", None: ""}[claim["holds"]]
+        older = "".join(f" ({number(value)} in {entry})" for value, entry in self.others)
+        unit = IN_UNIT.sub("", claim["unit"]) + (f", commit {claim['commit']}" if "commit" in claim else "")
+        why = f": {claim['reason']}" if "reason" in claim else ""
+        cells = (f"`{claim['id']}`", holds, number(claim["value"], goal) + why + older, self.interval(), unit)
+        return f"| {' | '.join(cells)} | {IN_GOAL.sub(', or 1 in the interval', goal)} | {self.file.entry} |\n"
+
+    def interval(self) -> str:
+        """What its value lies in: as the benchmark has computed it, or the range over rounds."""
+        found = IN_UNIT.search(self.found["unit"]) or IN_GOAL.search(self.found["goal"] or "")
+        if found:
+            return found[1]
+        for row in self.file.result["rows"]:
+            if "ratios" in row and f"speed.{row['workload']}.{row['ranks']}ranks" == self.found["id"]:
+                ratios = [float(ratio) for ratio in row["ratios"].split()]
+                return f"{min(ratios):.3f} to {max(ratios):.3f}"
+        return ""
+
+
+def number(value: float | None, goal: str = "") -> str:
+    """To four digits, or to as many as tell it from the limit of a goal."""
+    if value is None:
+        return "none"
+    limit = float(goal.split()[1].rstrip(",")) if goal else None
+    return next(text for digits in range(4, 18) if float(text := f"{value:.{digits}g}") != limit or value == limit)
+
+
+def files(folder: Path) -> list[File]:
+    """All of them, by name."""
+    return [File(path.stem, json.loads(path.read_text())) for path in sorted(folder.glob("*.json"))]
+
+
+def claims(files: Sequence[File]) -> list[Claim]:
+    """Each claim once, in the order of the files that they stand in."""
+    by_name: dict[str, list[tuple[File, Mapping[str, Any]]]] = defaultdict(list)
+    for file in sorted(files, key=lambda file: file.result["when"], reverse=True):
+        for claim in file.result["claims"]:
+            by_name[claim["id"]].append((file, claim))
+    newest = {
+        name: Claim(found[0][0], found[0][1], [(claim["value"], file.entry) for file, claim in found[1:]])
+        for name, found in by_name.items()
+    }
+    return [newest[c["id"]] for f in files for c in f.result["claims"] if newest[c["id"]].file is f]
+
+
+def page(files: Sequence[File]) -> str:
     """The page as text."""
+    sections: dict[str, list[str]] = {
+        name: [] for name in ("Goals that are not met", "Not measured", "Goals that are met", "Figures without a goal")
+    }
+    for claim in claims(files):
+        sections[claim.section].append(claim.line())
     parts = [HEAD]
-    for path in sorted((ROOT / "benchmarks" / "results").glob("*.json")):
-        result = json.loads(path.read_text())
-        name, machine, versions = result["name"], result["machine"], result["versions"]
-        command = COMMANDS.get(name, f"python benchmarks/{name}.py{EXTRA.get(path.stem, '')}")
-        parts.append(f"\n## {path.stem}\n\n`{command}`, {result['when'][:10]}, ")
-        parts.append(f"{machine['cores']} cores of {machine['cpu']}, {machine['system']}, ")
-        if "gpu" in machine:
-            parts.append(f"{machine['gpu'] or 'no GPU'}, ")
-        parts.append(", ".join(f"{k} {v}" for k, v in versions.items() if k in ("python", "torch", "numpy", "commit")))
-        parts.append(".\n\n| claim | value | unit | goal | holds |\n|---|---:|---|---|---|\n")
-        for claim in result["claims"]:
-            none = f"unmeasured: {claim['reason']}" if "reason" in claim else "none"
-            value = none if claim["value"] is None else f"{claim['value']:.4g}"
-            holds = {True: "yes", False: "**no**", None: ""}[claim["holds"]]
-            unit = claim["unit"] + (f", commit {claim['commit']}" if "commit" in claim else "")
-            parts.append(f"| {claim['id']} | {value} | {unit} | {claim['goal'] or ''} | {holds} |\n")
-        skipped = Counter(row["reason"] for row in result["rows"] if row.get("status") == "skipped")
-        parts += [f"\nNot measured, {reason}: {n} rows.\n" for reason, n in skipped.items()]
-        rows = [row for row in result["rows"] if row.get("status") != "skipped"]
-        parts.append("\n" + rows_table(rows) if rows else "")
+    for name, lines in sections.items():
+        if lines:
+            parts += [f"\n## {name}\n\n{len(lines)} claims.\n", TABLE, *lines]
+    parts.append("\n## Benchmarks\n")
+    parts += [part for file in files for part in entry(file)]
     return "".join(parts)
 
 
-def rows_table(rows: list[dict[str, object]]) -> str:
-    """The rows that the claims come from; one table for rows of the same keys, and one for each count by several."""
-    out, before = [], None
-    for row in rows:
-        keys = list(row)
-        if keys != before:
-            out.append(("\n" if before else "") + f"| {' | '.join(keys)} |\n|{'---|' * len(keys)}\n")
-            before = keys
-        out.append(f"| {' | '.join(map(cell, row.values()))} |\n")
-    out += [by_table(name, by) for row in rows for name, by in counted_by(row)]
-    return "".join(out)
+def entry(file: File) -> Iterator[str]:
+    """What a file's benchmark is, and how, where and when it ran."""
+    result = file.result
+    source, machine, versions = program(result["name"]), result["machine"], result["versions"]
+    yield f"\n### {file.stem}\n\n{described(file)}\n"
+    command = COMMANDS.get(result["name"], f"python {source}{EXTRA.get(file.stem, '')}")
+    yield f"`{command}`, {result['when'][:10]}, {machine['cores']} cores of {machine['cpu']}, {machine['system']}, "
+    if "gpu" in machine:
+        yield f"{machine['gpu'] or 'no GPU'}, "
+    yield ", ".join(f"{k} {v}" for k, v in versions.items() if k in ("python", "torch", "numpy", "commit")) + ".\n"
+    skipped = Counter(row["reason"] for row in result["rows"] if row.get("status") == "skipped")
+    yield "".join(f"Not measured, {reason}: {n} rows.\n" for reason, n in skipped.items())
+    rows = len(result["rows"]) - skipped.total()
+    yield f"Rows: {rows}, in [{file.stem}.json](../{FOLDER}/{file.stem}.json). Source: [{source}](../{source}).\n"
 
 
-def cell(value: object) -> str:
-    """A number to four digits; of several their median and range; of counts by name those that are one number each."""
-    if isinstance(value, dict) and value.keys() == {"median", "min", "max", "n"}:
-        return f"{value['median']:.4g} ({value['min']:.4g} to {value['max']:.4g})"
-    if isinstance(value, dict):
-        named = [f"{name} ({flat(one)})" for name, one in value.items() if isinstance(one, dict)]
-        return ", ".join([*([flat(value)] if flat(value) else []), *named])
-    if isinstance(value, list):
-        return " ".join(map(cell, value))
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(value)
+def program(name: str) -> Path:
+    """The program that wrote a result, from the root of the checkout."""
+    benchmark = Path("benchmarks", f"{name}.py")
+    return benchmark if (ROOT / benchmark).exists() else Path("tools", f"{name}.py")
 
 
-def flat(counts: dict[str, object]) -> str:
-    """Counts that are one number each."""
-    return ", ".join(f"{name}: {cell(one)}" for name, one in counts.items() if not isinstance(one, dict))
-
-
-def counted_by(row: dict[str, object]) -> Iterator[tuple[str, dict[str, object]]]:
-    """Counts by something, each with what it is of: a row has them two levels deep, under ``counted``."""
-    counted = row.get("counted")
-    for name, counts in counted.items() if isinstance(counted, dict) else ():
-        for key, by in counts.items():
-            if isinstance(by, dict) and by:
-                yield f"{name}, {key}", by
-
-
-def by_table(name: str, by: dict[str, object]) -> str:
-    """A table of counts: names of parts (``a|b|c``) give a row for all but the last part, and a column for each last.
-
-    An empty cell is a pair that nothing was counted of.
-    """
-    deepest = max(key.count("|") for key in by)
-    if deepest == 0:
-        return f"\n{name}: {flat(by)}.\n"
-    if deepest == 1:
-        lines = [f"| {' | '.join(key.split('|'))} | {cell(value)} |\n" for key, value in by.items()]
-        return f"\n{name}:\n\n| | | |\n|---|---|---|\n{''.join(lines)}"
-    cells = {tuple(key.rsplit("|", 1)): cell(value) for key, value in by.items()}
-    firsts, lasts = sorted({first for first, _ in cells}), sorted({last for _, last in cells})
-    head = [" "] * deepest + lasts
-    lines = [[*first.split("|"), *(cells.get((first, last), "") for last in lasts)] for first in firsts]
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
-    return f"\n{name}:\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}\n{table}"
+def described(file: File) -> str:
+    """The first sentence of the benchmark's part, or of the benchmark."""
+    source = program(file.result["name"])
+    part = PARTS.get(file.stem, "").split()[:1]
+    name = DESCRIBED.get(file.stem, part[0] if part else "")
+    folder = ROOT / source.with_name(f"{source.stem}_parts")
+    for path in (folder / f"{name}_part.py", folder / f"{name}.py", ROOT / source):
+        if path.exists():
+            text = ast.get_docstring(ast.parse(path.read_text())) or ""
+            return text.partition("\n")[0].replace("``", "`")
+    raise FileNotFoundError(f"{file.stem}.json is of {file.result['name']}, and there is no {source}")
 
 
 def main() -> None:
     """Writes or checks the page."""
-    text = page()
+    text = page(files(ROOT / FOLDER))
     if "--check" in sys.argv[1:]:
         if not PAGE.exists() or PAGE.read_text() != text:
             sys.exit("docs/results.md is not what benchmarks/results says. Run python tools/results.py.")

@@ -88,7 +88,8 @@ fi
 requirements=$(digest tools/requirements-*.txt <(echo "$mpi_id"))
 if ! done_already requirements "$requirements"; then
   say "installing the pinned requirements (MPI=$MPI)"
-  files=(-r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-test.txt)
+  files=(-r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-test.txt
+    -r tools/requirements-docs.txt)
   if [ -n "$mpi_requirements" ]; then
     pip install --quiet "${files[@]}" -r "$mpi_requirements"
   else
