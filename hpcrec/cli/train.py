@@ -38,7 +38,7 @@ from hpcrec.config import (
 from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
-from hpcrec.errors import DataError, HpcrecError, OutputError, UnreadableError
+from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.report_page.page import write_report
 from hpcrec.training import attempts, report, telemetry
 from hpcrec.training.attempts import Allocation
@@ -130,7 +130,7 @@ def train(
                         outcome = loop.run(told, stop_time, partial(_note_staleness, main, run, config, claim))
                 except Exception as error:
                     # The first error is what helps, where the disk is full, or what it left cannot be shown as a page.
-                    with contextlib.suppress(OSError, DataError):
+                    with contextlib.suppress(OSError, HpcrecError):
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
                     _tell_failure(callbacks if root else (), run)
                     raise
@@ -319,7 +319,7 @@ def _is_held(claim: Claim) -> bool:
 def _write_end(run: Path, step: int, summary: Mapping[str, Any]) -> None:
     """Writes what tells of a run that has ended, whose checkpoints are whole.
 
-    What the disk refuses here is said, and changes no exit status.
+    What the disk refuses here, and what cannot be shown as a page, is said and changes no exit status.
     """
     for write in (
         lambda: attempts.end(run, step, summary["status"]),
@@ -328,7 +328,7 @@ def _write_end(run: Path, step: int, summary: Mapping[str, Any]) -> None:
     ):
         try:
             write()
-        except OSError as error:
+        except (OSError, HpcrecError) as error:
             say(f"hpcrec: {error}\n")
 
 

@@ -23,6 +23,7 @@ _NOTHING: dict[str, Any] = {  # of a summary that says nothing; keys that are no
     "skipped_steps": 0,
     "dropped_features": 0,
     "slow_ranks": [],
+    "advice": [],
     "time": {"ranks": {}, "roles": {}},
     "drains": {"number": 0, "s": 0.0},
 }

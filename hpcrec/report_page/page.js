@@ -12,18 +12,31 @@
   const color = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const byTime = () => document.querySelector("input[name=by][value=time]").checked;
 
-  function number(value) {
-    if (value === 0) return "0";
+  function number(value, digits = 5) {
     const size = Math.abs(value);
-    if (size >= 1e4) return Math.round(value).toLocaleString("en");
-    return size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(5)));
+    if (size > 0 && size < 1e-3) return value.toExponential(digits - 3);
+    return value.toLocaleString("en", { maximumSignificantDigits: Math.max(digits, Math.trunc(Math.log10(size + 1)) + 1) });
   }
 
-  function bytes(value) {
+  function bytes(value, digits = 4) {
     for (const [unit, size] of [["GB", 1e9], ["MB", 1e6], ["kB", 1e3]]) {
-      if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
+      if (Math.abs(value) >= size) return `${number(value / size, digits)} ${unit}`;
     }
     return `${Math.round(value)} B`;
+  }
+
+  // Numbers along an axis, with as many digits as tell them apart.
+  function ticks(values, told) {
+    for (let digits = 4; digits < 15; digits++) {
+      const found = values.map((value) => told(value, digits));
+      if (new Set(found).size === found.length) return found;
+    }
+    return values.map(String);
+  }
+
+  // Pixels that labels beside an axis take, with its ticks.
+  function widest(labels) {
+    return Math.max(56, 20 + 7 * Math.max(...labels.map((label) => label.length)));
   }
 
   // The unit in which times up to so many seconds are read.
@@ -77,10 +90,11 @@
       height: HEIGHT,
       scales: { x: { time: false } },
       axes: [
-        { ...axis, size: 34, space: 46, values: (plot, splits) => splits.map((x) => (time ? `${number(x)} ${unit}` : number(x))) },
-        { ...axis, size: 66, space: 36, values: (plot, splits) => splits.map(told) },
+        { ...axis, size: 34, space: 46, values: (plot, splits) => ticks(splits, number).map((x) => (time ? `${x} ${unit}` : x)) },
+        { ...axis, size: (plot, labels) => widest(labels ?? []), space: 36, values: (plot, splits) => ticks(splits, told) },
       ],
       cursor: { y: false, dataIdx: nearest, sync: { key: "curves" }, points: { size: 7 } },
+      legend: { markers: { dash: (plot, i) => (plot.series[i].dash ? "dashed" : "solid") } },
       series: [{ label: time ? unit : "step", value: say }, ...series],
     };
     drawn.set(place, new uPlot(options, uPlot.join(tables), place));

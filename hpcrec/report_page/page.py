@@ -7,6 +7,7 @@ can end early. Knows how a page is put together; what is on it comes from ``sect
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,7 @@ def page(runs: Sequence[Ran]) -> str:
     """The page of some runs, as text; raises as ``write_page``."""
     try:
         shown = _shown(runs)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, IndexError, OverflowError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{', '.join(str(run.folder) for run in runs)}: files hold something else than this release of hpcrec "
             f"writes there ({type(error).__name__}: {error}). Leave such a run out, or write its page with the release "
@@ -181,7 +182,10 @@ def _view(run: Ran) -> View:
 
 def _why(run: Ran) -> str:
     if not run.summary:
-        return _UNENDED.get(run.state, f"Its state is: {run.state}.")
+        said = _UNENDED.get(run.state, f"Its state is: {run.state}.")
+        times_s = [line["time"] for line in run.lines if isinstance(line.get("time"), int | float)]
+        last = f"{datetime.fromtimestamp(times_s[-1], UTC):%Y-%m-%d %H:%M:%S}" if times_s else ""
+        return said + (f" Its last line is of {last} UTC." if last else "")
     said = ended_words(run.summary) or ""
     return f"{said[:1].upper()}{said[1:]}." if said else ""
 
@@ -252,9 +256,9 @@ def _differences(runs: Sequence[Ran]) -> list[tuple[str, Table | None]]:
     heads = ("", *(run.name for run in runs))
     found: list[tuple[str, Table | None]] = []
     for title, every in (
-        ("Differences of configuration", [run.config for run in runs]),
-        ("Differences of versions", [run.summary.get("versions", {}) for run in runs]),
-        ("Differences of topology", [run.summary.get("topology", {}) for run in runs]),
+        ("configuration", [run.config for run in runs]),
+        ("versions", [run.summary.get("versions", {}) for run in runs]),
+        ("topology", [run.summary.get("topology", {}) for run in runs]),
     ):
         rows = differences(every)
         found.append((title, Table(rows, heads) if rows else None))

@@ -207,10 +207,9 @@ def _owners(summary: Mapping[str, Any]) -> Iterator[Section]:
     work = ("read", "find", "gather", "update")
     held = {rank: [float(owner["bytes"])] for rank, owner in owners.items()}
     worked = {rank: [owner[f"{kind}_ms"] for kind in work] for rank, owner in owners.items()}
-    items: list[Table | Columns | Text] = [
-        bars("owner: bytes of rows with their state", held, [""], format_bytes),
-        bars("owner: milliseconds of work in a step", worked, work, "{:.3g} ms".format),
-    ]
+    items: list[Table | Columns | Text] = [bars("owner: bytes of rows with their state", held, [""], format_bytes)]
+    if any(map(any, worked.values())):
+        items.append(bars("owner: milliseconds of work in a step", worked, work, "{:.3g} ms".format))
     if even := report.imbalance_rows(summary):
         items.append(Table(even))
     items.append(Table(report.owner_rows(summary), report.OWNER_HEADS, "Owners as a table"))

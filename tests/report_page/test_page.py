@@ -187,7 +187,7 @@ def test_several_runs_lie_over_each_other(tmp_path: Path) -> None:
         "one two status finished stopped",
         "Differences of configuration one two train.batch_size 256 512 policy.name not set hybrid",
         "Differences of versions one two torch 2.1 2.2",
-        "Differences of topology None.",
+        "No differences of topology. Curves by",
         "one: all that is known",
     ):
         assert shown in found.text, shown
@@ -212,7 +212,8 @@ def test_a_run_under_way_and_one_that_failed_say_so(tmp_path: Path) -> None:
     with (open_run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 31, "lo')  # is being written
     text = Page(page([read(open_run)])).text
-    assert "open running It is running: this page shows what it has written so far." in text
+    last = "Its last line is of 2023-11-14 22:13:50 UTC."
+    assert f"open running It is running: this page shows what it has written so far. {last}" in text
     assert "step 30 so far" in text and "1 line of metrics.jsonl of open is not whole and left out." in text
     told = summary(
         status="failed", error="rank 1: the disk is full\nmore of it", ended={"by": "error", "total_steps": 9}
