@@ -23,6 +23,7 @@ from hpcrec.training import report
 from hpcrec.training.bar import waits
 from hpcrec.training.ended import ended_words, metrics_of
 from hpcrec.training.metric_names import TABLES
+from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import as_json
 from hpcrec.units import format_bytes, format_duration
 
@@ -61,6 +62,8 @@ class View:
         How it ended, in a sentence.
     error : sequence of str
         What it failed with: the first line, and the rest; empty where it did not.
+    slow : sequence of str
+        Ranks that were slow for their work.
     advice : sequence of str
         What to do, in sentences.
     tiles : sequence of Tile
@@ -77,6 +80,7 @@ class View:
     tone: str
     why: str
     error: Sequence[str]
+    slow: Sequence[str]
     advice: Sequence[str]
     tiles: Sequence[Tile]
     waited: Sequence[tuple[str, float]]
@@ -150,6 +154,7 @@ def _template() -> jinja2.Template:
         autoescape=True,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
     environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
@@ -171,6 +176,7 @@ def _view(run: Ran) -> View:
         tone=_TONES.get(run.state, "open"),
         why=_why(run),
         error=[part for part in str(summary.get("error") or "").partition("\n")[::2] if part],
+        slow=[describe(rank) for rank in summary.get("slow_ranks", [])],
         advice=[str(said) for said in summary.get("advice") or ()],
         tiles=_tiles(run) if summary else _tiles_so_far(run),
         waited=_waited(summary) if step_rows else [],
@@ -222,13 +228,15 @@ def _tiles_so_far(run: Ran) -> list[Tile]:
 
 
 def _rows_so_far(run: Ran) -> list[tuple[str, str]]:
-    """What is known of a run without a summary: the last that was written of each quantity that has a curve."""
+    """What is known of a run without a summary: the last that was written of its loss, metrics and speed."""
     rows = [("status", run.state), ("steps", f"{run.lines[-1]['step']:,} so far" if run.lines else "none so far")]
     for chart in charts_of([run]):
         for curve in chart.curves:
-            if curve.values:
+            if curve.values and chart.name == RATE:
+                rows.append((RATE, f"{curve.values[-1]:,.0f}"))
+            elif curve.values and chart.name not in SPEED.values():
                 name = " ".join(filter(None, (curve.kind, curve.of, chart.name)))
-                rows.append((name if chart.name != RATE else RATE, f"{curve.values[-1]:,.6g}"))
+                rows.append((name, f"{curve.values[-1]:,.6g}"))
     return rows
 
 
@@ -252,16 +260,17 @@ def _overview(views: Sequence[View]) -> Table:
 
 
 def _differences(runs: Sequence[Ran]) -> list[tuple[str, Table | None]]:
-    """What differs in configuration, and in versions and topology; None where nothing does."""
-    heads = ("", *(run.name for run in runs))
+    """What differs in configuration, and in versions and topology of runs that have a summary; None: nothing does."""
+    ended = [run for run in runs if run.summary]
     found: list[tuple[str, Table | None]] = []
-    for title, every in (
-        ("configuration", [run.config for run in runs]),
-        ("versions", [run.summary.get("versions", {}) for run in runs]),
-        ("topology", [run.summary.get("topology", {}) for run in runs]),
+    for title, of, every in (
+        ("configuration", runs, [run.config for run in runs]),
+        ("versions", ended, [run.summary["versions"] for run in ended]),
+        ("topology", ended, [run.summary["topology"] for run in ended]),
     ):
-        rows = differences(every)
-        found.append((title, Table(rows, heads) if rows else None))
+        if len(of) > 1:
+            rows = differences(every)
+            found.append((title, Table(rows, ("", *(run.name for run in of))) if rows else None))
     return found
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from hpcrec.report_page.compare import flat, shown
 from hpcrec.report_page.folder import Ran
 from hpcrec.training import attempts, report, times
+from hpcrec.training.copies import copies_rows
 from hpcrec.units import format_bytes
 
 TICKS = 8  # numbers under bars, at most
@@ -253,6 +254,8 @@ def _others(summary: Mapping[str, Any]) -> Iterator[Section]:
         yield Section("Calibration", [Table(calibrated, report.CALIBRATION_HEADS)], folded=True)
     if found := report.compression_rows(summary):
         yield Section("Thresholded", [Table(found)])
+    if copied := copies_rows(summary):
+        yield Section("Copies of rows on dense ranks", [Table(copied)])
     if chosen := report.choice_rows(summary):
         yield Section("Forms chosen", [Table(chosen)])
     if dynamic := report.dynamic_rows(summary):

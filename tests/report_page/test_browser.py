@@ -59,6 +59,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         return read_run(run, HOSTILE if run == other else run.name, lambda _: "running")
 
     runs = {"large": [large], "several": [large, other, open_run], "open": [open_run], "failed": [failed]}
+    runs["many"] = [large, other] * 4
     return {name: write_page([read(run) for run in of], folder / f"{name}.html") for name, of in runs.items()}
 
 
@@ -93,7 +94,7 @@ def fits(page: Page) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["large", "several", "open", "failed"])
+@pytest.mark.parametrize("name", ["large", "several", "many", "open", "failed"])
 def test_it_fits_says_nothing_and_asks_for_nothing(
     pages: dict[str, Path], opened: Any, name: str, width: int, theme: str
 ) -> None:

@@ -194,6 +194,17 @@ def test_several_runs_lie_over_each_other(tmp_path: Path) -> None:
     assert "run.folder" not in found.text.partition("Differences of versions")[0]
 
 
+def test_what_a_run_under_way_has_not_written_is_no_difference(tmp_path: Path) -> None:
+    ended = [read(write_run(tmp_path / name, summary=summary(versions={"torch": name}))) for name in ("a", "b")]
+    open_run = read(write_run(tmp_path / "open", lines=lines_of(20)))
+    text = Page(page([ended[0], open_run])).text
+    assert "No differences of configuration." in text and "versions." not in text
+    assert (
+        "Differences of versions a b torch a b No differences of configuration and topology."
+        in Page(page([*ended, open_run])).text
+    )
+
+
 def test_differences_are_of_values_and_of_their_types() -> None:
     a: dict[str, Any] = {"x": {"same": 1, "other": 1, "kind": 1, "list": [1, 2]}, "only": True}
     b: dict[str, Any] = {"x": {"same": 1, "other": 2, "kind": 1.0, "list": [1, 3]}, "long": "y" * 500}
@@ -227,6 +238,24 @@ def test_advice_stands_on_top(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", summary=summary(advice=["Take 3 owners: they are waited for."]))
     text = Page(page([read(run)])).text
     assert "What to do Take 3 owners: they are waited for. auc 0.7900" in text
+    slow = "Slow rank 1 on node<7> (owner): 2.0 times the median of its role for its work What to do"
+    assert slow in text
+    assert "Slow" not in Page(page([read(write_run(tmp_path / "even", summary=summary(slow_ranks=[])))])).text
+
+
+def test_copies_have_a_section_where_there_are_some() -> None:
+    counted = {"reads": 1000, "copies_read": 930, "misses": 50, "too_old": 20, "pushed_age": 40}
+    told = summary(copies={**counted, "missing": {"0": 750, "1": 250}, "missing_ticks": 250})
+    sections = {
+        of.title: of.items for of in sections_of(Ran(name="r", folder=Path("r"), state="finished", summary=told))
+    }
+    (table,) = sections["Copies of rows on dense ranks"]
+    assert table.rows == [  # type: ignore[union-attr]
+        ("copies", "93.0% of 1,000 reads"),
+        ("copies: rows sent", "50 missed, 20 too old"),
+        ("copies: rows pushed", "40 by age"),
+        ("copies: reads", "75.0% lack 0, 25.0% lack 1 ticks"),
+    ]
 
 
 def test_steps_that_waited_are_told_by_what_for(tmp_path: Path) -> None:
