@@ -51,18 +51,20 @@ ALLOWED = {
     "training.lines": "training.compression training checkpoint comm",  # comm: its sums
     # comm: what it says
     "training.loop": "again clock config training.lines training.compression training checkpoint comm",
+    # The page of runs: what their folders hold, as the rows of training's report and as curves.
+    "report_page": "again toml training.metric_names training data",  # data: how a file is written whole
     "build": "again config training.compression training checkpoint.tools checkpoint serving plan policy exchange "
     "dense data models operators embedding disk kernels comm",  # disk: its rate, and what rows take there
     # build: what a configuration needs of memory and disk
     "doctor": "again build config training dense data disk kernels comm",  # disk: rates of that of rows
     "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
     # What training does on every rank, whoever asks for it: a command line or the Python interface.
-    "cli.train": "again build config training.loop training.lines training.compression training checkpoint data "
-    "embedding comm",
+    "cli.train": "again build config report_page training.loop training.lines training.compression training checkpoint "
+    "data embedding comm",
     # A user's own process: configurations, frames and results go in and out as Python has them.
     "api": "cli.train launcher build toml config training models preparation serving data comm",
-    "cli": "again cli.train launcher doctor build systems config training.compression training checkpoint.tools "
-    "checkpoint drafts preparation serving data comm",
+    "cli": "again cli.train launcher doctor build systems config report_page training.compression training "
+    "checkpoint.tools checkpoint drafts preparation serving data comm",
     "__main__": "cli",
     "__init__": "api build training",
 }
@@ -73,6 +75,7 @@ ABOVE = {
     "api": "__init__",
     "build": "cli cli.train api doctor __init__",
     "launcher": "cli api",
+    "report_page": "cli cli.train",
 }
 # Packages of others that only one part may import, and parts that may not import them.
 ONLY_IN = {"mpi4py": "comm", "horovod": "dense"}
@@ -103,6 +106,10 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/prepare.py", "hpcrec.comm.everyone"): "starts MPI, only under a launcher of several ranks",
     ("hpcrec/cli/prepare.py", "hpcrec.preparation.convert"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli/prepare.py", "hpcrec.preparation.groups"): "only for `hpcrec prepare`",
+    ("hpcrec/cli/report.py", "hpcrec.launcher.status"): "only for `hpcrec report`",
+    ("hpcrec/cli/report.py", "hpcrec.report_page.folder"): "imports torch, only for `hpcrec report`",
+    ("hpcrec/cli/report.py", "hpcrec.report_page.page"): "imports torch and Jinja, only for `hpcrec report`",
+    ("hpcrec/cli/report.py", "hpcrec.training.report"): "imports torch, only for `hpcrec report`",
     ("hpcrec/cli/towers.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli/towers.py", "hpcrec.build.towers"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli/prepare.py", "hpcrec.preparation.tablemap"): "imports pyarrow, only for `hpcrec prepare`",

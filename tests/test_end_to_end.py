@@ -151,6 +151,8 @@ def test_a_failed_run_says_so(folder: Path) -> None:
     assert done.returncode == 1 and "user" in done.stderr and "1000000" in done.stderr
     summary = json.loads((folder / "failed" / "summary.json").read_text())
     assert summary["status"] == "failed" and summary["eval"]["auc"] is None
+    page = (folder / "failed" / "report.html").read_text()
+    assert "<title>failed: failed</title>" in page and "1000000" in page and page.endswith("</html>\n")
 
 
 def test_own_loop_runs_on_ranks(folder: Path) -> None:

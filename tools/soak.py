@@ -54,6 +54,7 @@ COUNTED = {  # tests of parts of their own, left out of the others
     "kills": "tests/training/test_kills.py",
     "maps": "tests/training/test_maps.py",
     "mutations": "tests/bad_input/test_fuzz.py",
+    "pages": "tests/report_page/test_browser.py",
     "ranks": "tests/training/test_many_ranks.py",
     "simulated": "tests/simulated/test_simulated.py",
     "files": "tests/failing_files/test_seeded_files.py",
@@ -82,7 +83,8 @@ class Part:
 
     These are of a fifth of the counts; all of them take up to five times as long.
 
-    ``tests`` are files and folders of the tests that it runs, and of what those stand on.
+    ``tests`` are files and folders of the tests that it runs, and of what those stand on. For those that drive a
+    ``browser`` it is installed first.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Part:
     tests: tuple[str, ...] = WHOLE
     mpich: bool = False
     slow: bool = True
+    browser: bool = False
 
 
 def parts() -> Iterator[Part]:
@@ -104,6 +107,8 @@ def parts() -> Iterator[Part]:
             f"errors-{scenario}", minutes, (*alone, COUNTED["errors"], "-k", f"many_calls and {scenario}-"), files
         )
     yield Part("mutations", 2, (*alone, COUNTED["mutations"]), bad)
+    pages = ("tests/report_page", "tests/training/test_telemetry.py", "tools/browser.sh", *SHARED)
+    yield Part("pages", 4, (*alone, COUNTED["pages"]), pages, browser=True)
     yield Part("kills", 12, (*alone, COUNTED["kills"]), kills)
     yield Part("ranks", 10, (*alone, COUNTED["ranks"]), (COUNTED["ranks"], *SHARED))
     for scenario, minutes in (("stall", 2), ("prepare", 3), ("restart", 2), ("claim", 9), ("commit", 7)):
@@ -184,6 +189,8 @@ def run(part: Part, of_counts: float) -> dict[str, Any]:
         line += ["--limit-s", str(LIMIT_S), "--test-limit-s", str(TEST_LIMIT_S)]
         if part.slow:
             line += ["--slow", "--slurm", "no"]
+        if part.browser:  # without one its tests skip, and a part of which nothing passed has failed
+            subprocess.run([str(ROOT / "tools" / "browser.sh"), "install"], check=False, stdin=subprocess.DEVNULL)
         began_s, began = time.monotonic(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         subprocess.run([*line, *part.arguments], cwd=ROOT, check=False, env=environment(python, of_counts))
         rows = json.loads(out.read_text())["rows"] if out.exists() else []

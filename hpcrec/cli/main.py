@@ -1,4 +1,4 @@
-"""The command ``hpcrec``: train, evaluate, predict, init, prepare, data, doctor, run, submit, status, config.
+"""The command ``hpcrec``: train, evaluate, predict, init, prepare, data, doctor, run, submit, status, report, config.
 
 Parses a command line, checks the configuration and hands over. What a command needs is imported when it runs, so that
 ``--help`` is quick and ``hpcrec run`` does not start MPI itself. Knows no sessions, files or communicators.
@@ -35,6 +35,7 @@ from hpcrec.cli.options import (
     system_option,
 )
 from hpcrec.cli.prepare import check_prepare, prepare
+from hpcrec.cli.report import report
 from hpcrec.cli.slurm import check_fewer, status, submit
 from hpcrec.cli.towers import check_plan, towers
 from hpcrec.errors import ConfigError, HpcrecError
@@ -240,6 +241,7 @@ command_line.add_command(config_group)
 command_line.add_command(towers)
 command_line.add_command(submit)
 command_line.add_command(status)
+command_line.add_command(report)
 
 
 # ---- run -------------------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
+from hpcrec.report_page.page import write_report
 from hpcrec.training import advice, attempts, report, screen, telemetry
 from hpcrec.training.attempts import Allocation
 from hpcrec.training.bar import columns_told
@@ -122,13 +123,15 @@ def train(
                 failed = {**_failed(session, told, software, said), **_seen(loop), **_attempts(run)}
                 telemetry.write_summary(run, failed)
                 attempts.end(run, session.step, "failed")
+                write_report(run, failed)
 
             with session.parts.world.noting_stalls(note):
                 try:
                     with _stop_time(session, environment, first, config.checkpoint.every, stop_s) as stop_time:
                         outcome = loop.run(told, stop_time, partial(_note_staleness, main, run, config, claim))
                 except Exception as error:
-                    with contextlib.suppress(OSError):  # where the disk is full, the first error is what helps
+                    # The first error is what helps, where the disk is full, or what it left cannot be shown as a page.
+                    with contextlib.suppress(OSError, HpcrecError):
                         note(str(error) if isinstance(error, HpcrecError) else f"{type(error).__name__}: {error}")
                     _tell_failure(callbacks if root else (), run)
                     raise
@@ -317,16 +320,16 @@ def _is_held(claim: Claim) -> bool:
 def _write_end(run: Path, step: int, summary: Mapping[str, Any]) -> None:
     """Writes what tells of a run that has ended, whose checkpoints are whole.
 
-    What the disk refuses here is said, and changes no exit status.
+    What the disk refuses here, and what cannot be shown as a page, is said and changes no exit status.
     """
     for write in (
         lambda: attempts.end(run, step, summary["status"]),
         lambda: telemetry.write_summary(run, summary),
-        lambda: report.write_report(run, summary),
+        lambda: write_report(run, summary),
     ):
         try:
             write()
-        except OSError as error:
+        except (OSError, HpcrecError) as error:
             say(f"hpcrec: {error}\n")
 
 

@@ -129,7 +129,7 @@ def figures(run: Path) -> dict[str, Any]:
     begins = [event for event in events if event["event"] == "begin"]
     return {
         "number": len(begins),
-        "total_s": round(sum(to_s - from_s for from_s, to_s in _spans(events)), 3),
+        "total_s": round(sum(to_s - from_s for from_s, to_s in spans(events)), 3),
         "lost_steps": sum(event["lost_steps"] for event in begins),
         "lost_s": round(sum(event["lost_s"] for event in begins), 3),
     }
@@ -177,15 +177,15 @@ def append_line(path: Path, line: Mapping[str, Any]) -> None:
             sync(path.parent)  # that there are attempts decides what becomes of resume = "never"
 
 
-def _spans(events: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
+def spans(events: Sequence[dict[str, Any]]) -> list[tuple[float, float]]:
     """Beginning and end of each attempt, in seconds since the epoch; one under way lasts until now."""
-    spans = []
+    found = []
     for i, event in enumerate(events):
         if event["event"] == "begin":
             ended = i + 1 < len(events) and events[i + 1]["event"] == "end"
             to_s = _seconds(events[i + 1]["at"]) if ended else datetime.now(UTC).timestamp()
-            spans.append((_seconds(event["at"]), max(to_s, _seconds(event["at"]))))
-    return spans
+            found.append((_seconds(event["at"]), max(to_s, _seconds(event["at"]))))
+    return found
 
 
 def _lost(run: Path, events: Sequence[dict[str, Any]], step: int) -> tuple[int, float]:
@@ -196,7 +196,7 @@ def _lost(run: Path, events: Sequence[dict[str, Any]], step: int) -> tuple[int, 
     if not steps:
         return 0, 0.0
     since_s = _saved_s(run, step)
-    seconds_s = sum(max(to_s - max(from_s, since_s), 0.0) for from_s, to_s in _spans(events))
+    seconds_s = sum(max(to_s - max(from_s, since_s), 0.0) for from_s, to_s in spans(events))
     begins = [event for event in events if event["event"] == "begin" and _seconds(event["at"]) >= since_s]
     return steps, round(max(seconds_s - sum(event["lost_s"] for event in begins), 0.0), 3)
 

@@ -1,91 +1,21 @@
-"""A finished run as a page and as a table: what is in summary.json and metrics.jsonl, for a reader.
+"""A run's summary as rows for a reader, and as the table that a terminal shows when it has ended.
 
-The page is one file without scripts or anything from elsewhere, so it can be mailed or kept. Knows the summary's keys
-(``telemetry``) and nothing of how a run goes.
+The page shows the same rows (``report_page``). Knows the summary's keys (``telemetry``) and nothing of how a run goes.
 """
 
-import html
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from hpcrec.data.files import write_text
-from hpcrec.training import attempts, times
+from hpcrec.training import times
 from hpcrec.training.bar import waits
 from hpcrec.training.calibration import told
 from hpcrec.training.copies import copies_rows
 from hpcrec.training.ended import ended_words, evaluated_words, metrics_of
-from hpcrec.training.metric_names import DEFAULT, KINDS, TABLES, is_own
+from hpcrec.training.metric_names import TABLES
 from hpcrec.training.slow_ranks import describe
-from hpcrec.training.telemetry import read_metrics
 from hpcrec.units import format_bytes, format_duration
-
-_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 640, 240, 64, 16, 14, 34  # pixels of a chart and its margins
-_DOTS = 60  # points up to which each has a dot
-_COLORS = ("#3465a4", "#c4650a", "#4e8f2f", "#8a4fa3")
-_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
-h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-table { border-collapse: collapse } td, th { padding: .15rem .9rem .15rem 0; text-align: left; vertical-align: top }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
-pre { background: #f4f4f2; padding: .8rem; overflow-x: auto; font-size: .85rem }
-svg text { font: 12px system-ui, sans-serif; fill: #444 } svg .axis { stroke: #aaa } svg .grid { stroke: #e6e6e6 }
-@media (prefers-color-scheme: dark) {
-  body { background: #1b1b1b; color: #ddd } pre { background: #262626 } svg text { fill: #bbb }
-  svg .grid { stroke: #333 }
-}
-"""
-
-
-def write_report(folder: Path, summary: Mapping[str, Any]) -> Path:
-    """Writes report.html from a run's summary, its metrics.jsonl and its config.toml; returns its path."""
-    folder = Path(folder)
-    config = folder / "config.toml"
-    path = folder / "report.html"
-    text = config.read_text(encoding="utf-8") if config.exists() else ""
-    write_text(path, page(folder.absolute().name, summary, read_metrics(folder), text, attempts.rows(folder)))
-    return path
-
-
-def page(
-    title: str,
-    summary: Mapping[str, Any],
-    lines: Sequence[Mapping[str, Any]],
-    config: str,
-    took: Sequence[tuple[str, ...]] = (),
-) -> str:
-    """The page as text; ``took`` are the rows of the run's attempts."""
-    body = [f"<h1>{html.escape(title)}: {html.escape(str(summary['status']))}</h1>", _table(quality_rows(summary))]
-    for name in ("loss", "auc", "logloss", *_further(lines)):
-        if chart := line_chart(name, series(lines, name)):
-            body += [f"<h2>{name}</h2>", chart]
-    if calibrated := calibration_rows(summary):
-        body += ["<h2>Calibration</h2>", _table(calibrated, CALIBRATION_HEADS)]
-    body += ["<h2>Bytes sent, all ranks</h2>", _table(wire_rows(summary), ("", "same host", "across hosts", "a step"))]
-    if found := compression_rows(summary):
-        body += ["<h2>Thresholded</h2>", _table(found)]
-    if summary["exchange"]:
-        body += ["<h2>Forms chosen</h2>", _table(choice_rows(summary))]
-    for name, rows in times.tables(summary["time"]):
-        body += [f"<h2>{html.escape(name)}</h2>", _table(rows, times.HEADS)]
-    body += [
-        "<h2>Most memory</h2>",
-        _table((f"rank {r}", format_bytes(n)) for r, n in _pairs(summary, "peak_rss_bytes")),
-    ]
-    body += ["<h2>Owners</h2>", _table(owner_rows(summary), OWNER_HEADS), _table(imbalance_rows(summary))]
-    if summary["dynamic_tables"]:
-        body += ["<h2>Dynamic tables</h2>", _table(dynamic_rows(summary), DYNAMIC_HEADS)]
-    if took:
-        body += ["<h2>Attempts</h2>", _table(took, attempts.ROW_HEADS)]
-    body += ["<h2>Topology</h2>", _table((k, str(v)) for k, v in _pairs(summary, "topology"))]
-    body += ["<h2>Versions</h2>", _table((k, str(v)) for k, v in _pairs(summary, "versions"))]
-    body += ["<h2>Configuration</h2>", f"<pre>{html.escape(config)}</pre>"]
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>\n'
-        f"<style>{_STYLE}</style></head>\n<body>\n" + "\n".join(body) + "\n</body></html>\n"
-    )
 
 
 def text_table(summary: Mapping[str, Any]) -> str:
@@ -321,81 +251,5 @@ def imbalance_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("owners: most / mean", shown)]
 
 
-# ---- charts ----------------------------------------------------------------------------------------------------------
-
-
-def _further(lines: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Metrics that were asked for besides those that every run has."""
-    prefix, found = "validation_", dict.fromkeys(key for line in lines for key in line)
-    names = [key.removeprefix(prefix) for key in found if key.startswith(prefix) and not key.endswith("_left_out")]
-    return [name for name in names if is_own(name) or (name.partition("@")[0] in KINDS and name not in DEFAULT)]
-
-
-def series(lines: Iterable[Mapping[str, Any]], name: str) -> dict[str, list[tuple[int, float]]]:
-    """Points (step, value) of every quantity in metrics.jsonl that is called ``name``, or ``something_name``."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    longer = tuple(other for other in KINDS if other.endswith(f"_{name}"))  # pr_auc is no auc
-    for line in lines:
-        for key, value in line.items():
-            named = (key == name or key.endswith(f"_{name}")) and not key.endswith(longer)
-            if named and isinstance(value, int | float):
-                points.setdefault(key, []).append((line["step"], float(value)))
-    return points
-
-
-def line_chart(name: str, points: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-    """An SVG of a line for each quantity; nothing where none has two points."""
-    points = {key: values for key, values in points.items() if values}
-    if not any(len(values) > 1 for values in points.values()):
-        return ""
-    steps = [step for values in points.values() for step, _ in values]
-    heights = [value for values in points.values() for _, value in values]
-    x_range = (min(steps), max(steps))
-    y_range = _widened(min(heights), max(heights))
-
-    def place(step: float, value: float) -> tuple[float, float]:
-        x = _LEFT + (step - x_range[0]) / max(x_range[1] - x_range[0], 1) * (_WIDTH - _LEFT - _RIGHT)
-        y = _HEIGHT - _BOTTOM - (value - y_range[0]) / (y_range[1] - y_range[0]) * (_HEIGHT - _TOP - _BOTTOM)
-        return x, y
-
-    parts = [f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(name)} by step">']
-    for i in range(5):
-        value = y_range[0] + (y_range[1] - y_range[0]) * i / 4
-        _, y = place(x_range[0], value)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value:.4g}</text>')
-    base = _HEIGHT - _BOTTOM
-    parts.append(f'<line class="axis" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{base}" y2="{base}"/>')
-    for step, anchor in zip(x_range, ("start", "end"), strict=True):
-        x, _ = place(step, y_range[0])
-        parts.append(f'<text x="{x:.1f}" y="{base + 16}" text-anchor="{anchor}">step {step:,}</text>')
-    apart = max(110, 7 * max(map(len, points)) + 14)  # pixels between the middles of two names
-    for i, (key, values) in enumerate(points.items()):
-        color = _COLORS[i % len(_COLORS)]
-        places = [place(*point) for point in values]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.8"/>')
-        if len(places) <= _DOTS:
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.2" fill="{color}"/>' for x, y in places]
-        x = (_LEFT + _WIDTH) / 2 + (i - (len(points) - 1) / 2) * apart
-        parts.append(
-            f'<text x="{x:.0f}" y="{base + 30}" text-anchor="middle" style="fill:{color}">{html.escape(key)}</text>'
-        )
-    return "\n".join([*parts, "</svg>"])
-
-
-def _widened(low: float, high: float) -> tuple[float, float]:
-    margin = (high - low) * 0.05 or abs(high) * 0.05 or 0.5
-    return low - margin, high + margin
-
-
 def _pairs(summary: Mapping[str, Any], key: str) -> Iterable[tuple[Any, Any]]:
     return summary[key].items()
-
-
-def _table(rows: Iterable[Sequence[str]], heads: Sequence[str] = ()) -> str:
-    lines = ["<tr>" + "".join(f"<th>{html.escape(head)}</th>" for head in heads) + "</tr>"] if heads else []
-    for name, *cells in rows:
-        numbers = "".join(f'<td class="number">{html.escape(cell)}</td>' for cell in cells)
-        lines.append(f"<tr><td>{html.escape(str(name))}</td>{numbers}</tr>")
-    return "<table>" + "\n".join(lines) + "</table>"

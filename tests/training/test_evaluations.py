@@ -104,7 +104,7 @@ def test_metrics_of_a_run_are_those_of_its_samples_and_in_all_that_it_writes(fol
             assert f"validation_{name}".translate({ord("@"): "_", ord(":"): "_"}).encode() in board, name
             assert name in page, name
         assert "gauc_left_out" in of_run and "auc" in of_run  # the best checkpoint is best in auc
-        assert "decile 10" in page and "history: none" in page and "<h2>gauc</h2>" in page
+        assert "decile 10" in page and "history: none" in page and "<figcaption>gauc</figcaption>" in page
         assert b"validation_calibration_by/history/none" in board
 
 

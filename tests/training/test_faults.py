@@ -68,6 +68,8 @@ def test_an_error_ends_every_rank_and_is_told_once(tmp_path: Path, mode: str, na
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     said = summary["error"].removeprefix(f"rank {rank}: " if name in AGREED else "")
     assert summary["status"] == "failed" and said == f"KeyError: 'injected into {place}'"
+    page = (tmp_path / "run/report.html").read_text()
+    assert "<title>run: failed</title>" in page and f"KeyError: &#39;injected into {place}&#39;" in page
 
 
 WRITES = {  # steps that a run has left when it hangs, and what hangs

@@ -1,7 +1,6 @@
-"""What a run tells: metrics that survive a resume, a summary with the promised keys, and the page."""
+"""What a run tells: metrics that survive a resume, a summary with the promised keys, and the table."""
 
 import errno
-import html.parser
 import json
 import math
 import os
@@ -338,60 +337,6 @@ def test_other_wrong_summaries_are_refused(tmp_path):
             write_summary(tmp_path, broken)
 
 
-class Page(html.parser.HTMLParser):
-    """Tags that are opened and closed, and what a page would load."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.loads, self.tags = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.loads += [value for name, value in attrs if name in ("src", "href")]
-        if tag != "meta":
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-
-def test_the_page_stands_alone_and_shows_the_run(tmp_path):
-    (tmp_path / "config.toml").write_text('[model]\nname = "<dlrm>"\n')
-    with Telemetry(tmp_path, active=True, tensorboard=False, progress=False) as told:
-        for step in (10, 20, 30):
-            told.log(step, {"loss": 1 / step, "train_auc": 0.5 + step / 100})
-        told.log(30, {"validation_auc": 0.79})
-    text = report.write_report(tmp_path, summary()).read_text()
-    page = Page(text)
-    assert page.open == [] and page.loads == [] and "script" not in page.tags and "http" not in text
-    assert page.tags.count("svg") == 2 and page.tags.count("polyline") == 3
-    for shown in (
-        "rank 1 on node&lt;7&gt; (owner): 2.0 times the median of its role for its work, 1,250 lines",
-        "68.00 kB",
-        "lookups 1.25, distinct 1.00",
-        "&lt;dlrm&gt;",
-        "a &lt;b&gt; &amp; c",
-        "2.00 MB",
-        "12,346",
-        "2.50 s",
-        "204,800",
-        "0.79",
-        "900 of 1,000",
-    ):
-        assert shown in text
-    assert "finished" in text
-
-
-def test_a_chart_needs_two_points_and_stands_equal_values():
-    assert report.line_chart("loss", {"loss": [(1, 0.5)]}) == ""
-    chart = report.line_chart("loss", {"loss": [(1, 0.5), (2, 0.5)]})
-    assert "nan" not in chart and chart.count("<circle") == 2
-
-
 def test_the_table_for_the_terminal():
     lines = report.text_table(summary()).splitlines()
     assert lines[0].split() == ["status", "finished"]
@@ -420,12 +365,7 @@ def test_the_table_for_the_terminal():
     assert "vectors" not in report.text_table(summary(exchange_thresholds={}))
     said = [line.split("  ")[-1].strip() for line in lines if line.startswith("dense gradients")]
     assert said == ["1.00 MB in place of 50.00 MB, 50 times less", "0.006", "1,200 by schedule, 7 by drift"]
-    assert "Thresholded" in report.page("run", summary(), [], "")
-    for none in (
-        report.text_table(summary(dense_compression={})),
-        report.page("r", summary(dense_compression={}), [], ""),
-    ):
-        assert "dense gradients" not in none.lower()
+    assert "dense gradients" not in report.text_table(summary(dense_compression={})).lower()
     chosen = {
         "forms": {"a": "rows", "b": "pooled", "c": "rows"},
         "copied_tables": ["d"],
@@ -436,7 +376,6 @@ def test_the_table_for_the_terminal():
     (line,) = (x for x in report.text_table(summary(exchange=chosen)).splitlines() if x.startswith("forms"))
     said = "2 rows, 1 pooled, 1 tables copied, 1.00 MB a step predicted, 1.10 MB counted, 2.5 Mflop a step at owners"
     assert line.split("  ")[0] == "forms chosen" and line.endswith(said)
-    assert said in report.page("run", summary(exchange=chosen), [], "")
 
 
 def test_memory_and_versions_are_real():
