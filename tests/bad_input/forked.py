@@ -13,6 +13,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -45,10 +47,46 @@ class Forked:
         self._server.wait(timeout=30)
         self._server.stdout.close()
 
-    def __call__(self, *arguments: object, file_bytes: int | None = None, limit_s: float = 60) -> Done:
-        """Runs ``hpcrec arguments``; ``file_bytes``: no file can grow past it, as on a full disk."""
+    def __call__(
+        self,
+        *arguments: object,
+        file_bytes: int | None = None,
+        limit_s: float = 60,
+        folder: Path = ROOT,
+        environment: Mapping[str, str] | None = None,
+        absent: Sequence[str] = (),
+        python: Path | None = None,
+        script: str | None = None,
+    ) -> Done:
+        """Runs ``hpcrec arguments``.
+
+        Parameters
+        ----------
+        file_bytes : int, optional
+            No file can grow past it, as on a full disk.
+        limit_s : float
+        folder : Path
+            That it runs in.
+        environment : mapping, optional
+            Variables beside those of this process.
+        absent : sequence of str
+            Modules that cannot be imported, as if they were not installed.
+        python : Path, optional
+            What it takes for its Python, beside which it looks for programs.
+        script : str, optional
+            Lines of Python that are run instead of a command line. An error that ends them is told in its last line.
+        """
         assert self._server.stdin is not None and self._server.stdout is not None
-        asked = {"arguments": [str(a) for a in arguments], "file_bytes": file_bytes, "limit_s": limit_s}
+        asked = {
+            "arguments": [str(a) for a in arguments],
+            "file_bytes": file_bytes,
+            "limit_s": limit_s,
+            "folder": str(folder),
+            "environment": dict(environment or {}),
+            "absent": list(absent),
+            "python": None if python is None else str(python),
+            "script": script,
+        }
         self._server.stdin.write(json.dumps(asked) + "\n")
         self._server.stdin.flush()
         return Done(**json.loads(self._server.stdout.readline()))
@@ -77,11 +115,29 @@ def _serve() -> None:
                     # memory that ranks share may be files, too, to which the limit is not meant to apply
                     from mpi4py import MPI  # noqa: F401
                 resource.setrlimit(resource.RLIMIT_FSIZE, (asked["file_bytes"], asked["file_bytes"]))
+            os.chdir(asked["folder"])
+            os.environ.update(asked["environment"])
+            sys.modules.update(dict.fromkeys(asked["absent"]))  # type: ignore[arg-type]
+            sys.executable = asked["python"] or sys.executable
+            if asked["script"] is not None:
+                _run(asked["script"])
             main(asked["arguments"])  # ends the process; nothing here may come between it and an error's hook
         code = _wait(child, asked["limit_s"])
         out, err = (path.read_text(errors="replace") if path.exists() else "" for path in files)
         shutil.rmtree(folder)
         print(json.dumps({"code": code, "out": out, "err": err}), flush=True)
+
+
+def _run(script: str) -> None:
+    """Runs it and ends the process: with 1 after an error of hpcrec's, whose last line is said as Python says it."""
+    from hpcrec.errors import HpcrecError
+
+    try:
+        exec(script, {"__name__": "__main__"})
+    except HpcrecError as error:
+        sys.stderr.write("".join(traceback.format_exception_only(error)))
+        sys.exit(1)
+    sys.exit(0)
 
 
 def _wait(child: int, limit_s: float) -> int | str:
