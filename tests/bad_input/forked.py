@@ -4,6 +4,7 @@ A server imports what takes long (but not MPI) and forks for each command line; 
 what a user would see. A child past its limit is killed and counts as a hang.
 """
 
+import atexit
 import json
 import os
 import resource
@@ -33,11 +34,25 @@ class Done:
 
 
 class Forked:
-    """``hpcrec`` as a callable; a context manager."""
+    """``hpcrec`` as a callable; a context manager.
+
+    Parameters
+    ----------
+    whole : bool
+        Whether the server imports all that any command does. MPI is then loaded before a command line is forked, and
+        started for those alone that a process of its own has to be a rank for.
+    """
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._whole = whole
 
     def __enter__(self) -> Self:
         self._server = subprocess.Popen(
-            [sys.executable, "-m", __name__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+            [sys.executable, "-m", __name__, *(["whole"] if self._whole else [])],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
         )
         return self
 
@@ -92,7 +107,40 @@ class Forked:
         return Done(**json.loads(self._server.stdout.readline()))
 
 
-def _serve() -> None:
+class Absent:
+    """Finds no module of these names, wherever else they may be found."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def find_spec(self, name: str, _path: object = None, _target: object = None) -> None:
+        """As of a finder of ``sys.meta_path``."""
+        if name in self._names:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _import_all() -> None:
+    """What commands import as they run, with MPI's library, which is not started."""
+    from hpcrec.comm.unstarted import leave_unstarted
+
+    leave_unstarted()
+    import hpcrec.api.loaded
+    import hpcrec.api.reading
+    import hpcrec.api.trained
+    import hpcrec.build.check
+    import hpcrec.cli.train
+    import hpcrec.drafts.draft
+    import hpcrec.launcher.submit  # noqa: F401
+
+
+def _start_mpi() -> None:
+    from mpi4py import MPI
+
+    MPI.Init_thread()
+    atexit.register(lambda: None if MPI.Is_finalized() else MPI.Finalize())
+
+
+def _serve(*, whole: bool) -> None:
     import h5py  # noqa: F401
     import torch._dynamo  # noqa: F401 - the first optimizer would
 
@@ -102,6 +150,8 @@ def _serve() -> None:
     import hpcrec.preparation.convert  # noqa: F401
     from hpcrec.cli.main import main
 
+    if whole:
+        _import_all()
     for line in iter(sys.stdin.readline, ""):
         asked = json.loads(line)
         folder = Path(tempfile.mkdtemp())  # not as a context manager, which a child would leave, too
@@ -117,8 +167,10 @@ def _serve() -> None:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (asked["file_bytes"], asked["file_bytes"]))
             os.chdir(asked["folder"])
             os.environ.update(asked["environment"])
-            sys.modules.update(dict.fromkeys(asked["absent"]))  # type: ignore[arg-type]
+            sys.meta_path.insert(0, Absent(asked["absent"]))
             sys.executable = asked["python"] or sys.executable
+            if whole and (asked["script"] is not None or asked["arguments"][0] in ("train", "evaluate", "predict")):
+                _start_mpi()
             if asked["script"] is not None:
                 _run(asked["script"])
             main(asked["arguments"])  # ends the process; nothing here may come between it and an error's hook
@@ -154,4 +206,4 @@ def _wait(child: int, limit_s: float) -> int | str:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(whole="whole" in sys.argv)

@@ -89,7 +89,7 @@ def _unlike(mistake: Mistake, ground: Ground, done: Done) -> list[str]:
 
 def try_all(folder: Path) -> dict[str, Tried]:
     """Every mistake, by name; ``folder`` is filled with what they are made on."""
-    with Forked() as hpcrec:
+    with Forked(whole=True) as hpcrec:
         ground = grounds.make(folder, hpcrec)
         return {name: tried(mistake, ground) for name, mistake in MISTAKES.items()}
 

@@ -52,13 +52,16 @@ class Mistake:
     map: tuple[tuple[str, str], ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    here: bool = False
+    """Whether it is known on the ranks' own host alone, which ``config check`` need not be run on."""
     elsewhere: bool = False
     """Whether it is run in another folder than that of the files."""
 
     @property
     def trains(self) -> tuple[str, ...] | None:
         """What follows ``train`` where it is to be started on ranks: ``config check`` is then asked the same."""
-        return self.command[5:] if not self.script and self.command[:5] == RUN[:5] else None
+        trains = not self.script and self.command[0] == "run" and self.command[4] == "train"
+        return self.command[5:] if trains and not self.here else None
 
     @property
     def on_ranks(self) -> bool:
@@ -144,27 +147,31 @@ MISTAKES: dict[str, Mistake] = {
         write=("embedding.tables.user.dynamic",),
     ),
     "roles for other ranks": Mistake(
-        did="2 owners and 2 dense ranks on 2 ranks",
+        did="2 owners and 2 dense ranks on 8 ranks",
         asked="horovod/horovod#2090",
         run=(("[run]", '[topology]\nmode = "split"\nowners = 2\ndense = 2\n[run]'),),
+        command=("run", "-n", "8", "--", "train", "{folder}/run.toml"),
         names=("topology.owners", "topology.dense"),
-        found=("2 ranks",),
-        write=("-n 4",),
+        found=("8 ranks",),
+        write=("hpcrec run -n 4",),
     ),
     "a GPU that is not there": Mistake(
         did='`dense.device = "cuda"` on a host without a GPU',
         asked="mit-han-lab/once-for-all#19",
         run=(('reducer = "mpi"', 'reducer = "mpi"\ndevice = "cuda"'),),
         environment={"CUDA_VISIBLE_DEVICES": ""},
+        status=1,
+        here=True,
         names=("dense.device",),
         found=("cuda", "no GPU"),
         write=("dense.device = 'cpu'",),
     ),
     "Horovod that is not there": Mistake(
-        did="several ranks without Horovod, which is the default",
+        did='`reducer = "horovod"` where Horovod is not installed',
         asked="horovod/horovod#2589",
-        run=(('reducer = "mpi"\n', ""),),
+        run=(('reducer = "mpi"', 'reducer = "horovod"'),),
         absent=("horovod",),
+        status=1,
         names=("dense.reducer",),
         found=("horovod", "cannot be imported"),
         write=("dense.reducer = 'mpi'",),
