@@ -5,6 +5,7 @@ what a user would see. A child past its limit is killed and counts as a hang.
 """
 
 import atexit
+import gc
 import json
 import os
 import resource
@@ -152,6 +153,8 @@ def _serve(*, whole: bool) -> None:
 
     if whole:
         _import_all()
+        gc.collect()
+        gc.freeze()  # what a child looks through at its end would be copied to it
     for line in iter(sys.stdin.readline, ""):
         asked = json.loads(line)
         folder = Path(tempfile.mkdtemp())  # not as a context manager, which a child would leave, too

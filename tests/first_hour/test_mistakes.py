@@ -15,7 +15,7 @@ from tests.first_hour.mistakes import MISTAKES
 @pytest.fixture(scope="module")
 def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
     with Forked(whole=True) as hpcrec:
-        yield grounds.make(tmp_path_factory.mktemp("first hour"), hpcrec)
+        yield grounds.make(tmp_path_factory.mktemp("first-hour"), hpcrec)
 
 
 @pytest.fixture(scope="module")
