@@ -4,6 +4,9 @@ Each says where, what was found, what is allowed and what to change. They derive
 caller may catch either. Knows nothing of MPI: how ranks fail together is ``comm.failure``.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 
 class HpcrecError(Exception):
     """Base of every error that hpcrec raises on purpose."""
@@ -11,6 +14,20 @@ class HpcrecError(Exception):
 
 class ConfigError(HpcrecError, ValueError):
     """A configuration that cannot be run: an unknown key, a wrong type, an impossible combination."""
+
+
+class CombinedError(ConfigError):
+    """Several errors of a configuration and of what it names, none of which follows from another.
+
+    Its message is that of the first; ``each`` are all of them.
+    """
+
+    def __init__(self, message: str, each: Iterable[HpcrecError]) -> None:
+        super().__init__(message)
+        self.each = tuple(each)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.each)
 
 
 class DataError(HpcrecError, ValueError):

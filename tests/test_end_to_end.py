@@ -205,6 +205,7 @@ def test_errors_that_only_ranks_can_see_come_once(folder: Path) -> None:
         [*HPCREC, "run", "-n", "3", "--", "train", str(folder / "whole.toml"), "--set", "topology.owners=5"],
         capture_output=True,
         text=True,
+        env={**os.environ, "LSB_DJOB_HOSTFILE": "hosts"},  # of a job of several hosts: this one does not look before
         cwd=ROOT,
         timeout=60,
     )

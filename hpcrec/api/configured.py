@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec import toml
-from hpcrec.config import Config, load_config, validate
+from hpcrec.config import Config, keys_named, load_config, validate
 from hpcrec.errors import ConfigError
 from hpcrec.models.own import hand_over
 
@@ -33,7 +33,9 @@ def configured(config: Given, sections: Mapping[str, Any]) -> Config:
     mapping: dict[str, Any] = dict(toml.read(path)) if path is not None else _over({}, _as_toml(config or {}))
     for section, keys in sections.items():
         if not isinstance(keys, Mapping):
-            raise ConfigError(f"{section} is {keys!r}. Allowed: a dict of the keys of that section.")
+            raise ConfigError(
+                f"{section} is {keys!r}. Allowed: a dict of the keys of that section.{_meant(section, keys)}"
+            )
         mapping[section] = _over(mapping.get(section), _as_toml(keys))
     checked = validate(mapping, SOURCE if path is None else str(path))
     if path is None or checked.model.folder is not None:
@@ -55,6 +57,13 @@ def run_config(folder: Path) -> Config:
         )
     config = load_config(folder / "config.toml")
     return dataclasses.replace(config, run=dataclasses.replace(config.run, folder=str(folder.absolute())))
+
+
+def _meant(name: str, value: Any) -> str:
+    """What to write for a key that was given without its section."""
+    written = [toml.split(key) for key in keys_named(name)]
+    calls = [f'{keys[0]}={{"{keys[1]}": {value!r}}}' for keys in written if len(keys) == 2]
+    return f" Write {' or '.join(calls)}." if calls else ""
 
 
 def _over(below: Any, above: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from hpcrec.build.datasets import refuse_other_columns
 from hpcrec.build.session import open_session
 from hpcrec.build.tables import as_read
 from hpcrec.checkpoint import state
@@ -21,6 +22,8 @@ def open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sessi
     So a run is read on any number of ranks, one included, whatever it was trained on; ``[topology]`` but for its
     threads, ``[store]``, and placements on certain owners, do not count.
     """
+    if data is not None:
+        refuse_other_columns(config, data)
     path = data or config.data.test or config.data.validation or config.data.train
     run = Path(config.run.folder)
     session = open_session(as_read(replace(config, data=replace(config.data, test=path))), reading=True)

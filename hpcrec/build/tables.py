@@ -3,6 +3,7 @@
 Knows no communicator: pure, the same on every rank.
 """
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -460,8 +461,10 @@ def _used_features(config: Config, dataset: DataSet) -> tuple[Feature, ...]:
     ):
         for name in keys:
             if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
                 raise ConfigError(
                     f"{section} names feature {name!r}, which {dataset.path} does not have. It has: {', '.join(known)}."
+                    + (f" Did you mean {near[0]!r}?" if near else "")
                 )
     return tuple(known[name] for name in names)
 

@@ -258,7 +258,7 @@ class Checkpoint:
                     raise CheckpointError(
                         f"{path}: table {table!r} has {name} {found[name]}, the model's has {ours}. Set "
                         f"{'model.width' if name == 'width' else f'embedding.tables.{table}.rows'} = {found[name]}, or "
-                        "start from another checkpoint."
+                        "start anew in another run.folder, or with checkpoint.resume = 'never'."
                     )
             if found["n_ids"] and found["states"] != wanted:
                 raise CheckpointError(

@@ -20,6 +20,7 @@ def config_group() -> None:
     "check", short_help="Check a configuration.", epilog=examples("hpcrec config check my.toml --set train.steps=100")
 )
 @click.argument("config", type=File)
+@system_option
 @set_option
 @click.option("-n", "ranks", type=click.IntRange(min=1), help="Ranks of the run; by default what [topology] counts.")
 @click.option(
@@ -39,6 +40,7 @@ def config_group() -> None:
 )
 def config_check(
     config: Path,
+    system: str | None,
     overrides: Sequence[str],
     ranks: int | None,
     counted: Path | None,
@@ -48,16 +50,15 @@ def config_check(
     """Check all of the TOML file CONFIG that can be known before a job waits in a queue for it.
 
     Its keys; its data sets, which have to be there and agree; its model, with its options, and its features; its
-    dense optimizer, which is built; its roles on the ranks. The last line is the verdict: that it is valid, or the
-    first thing that is wrong, with status 2, or 1 where it is a data set.
+    dense optimizer, which is built; its roles on the ranks; the checkpoint that it would go on from. The last line is
+    the verdict: that it is valid, or what is wrong, with status 2, or 1 where it is a file or a package that is wanted.
+    Where several things are wrong that do not follow from each other, each has a line before it.
 
     Before it comes the memory that each rank will need (docs/memory.md), and with store.name = "disk" what is to be
     expected of the disk: reads and bytes a step, speed, space, writes a day, the memory that takes, and which tables
     should be whole (docs/tiers.md).
     """
-    from hpcrec.config import load_config
-
-    checked = load_config(config, overrides)
+    checked = config_of(config, overrides, system)
     on_disk = checked.store.name == "disk"
     if not on_disk and (counted is not None or samples_per_s is not None or reads_per_s is not None):
         raise click.UsageError(

@@ -7,6 +7,7 @@ Parses a command line, checks the configuration and hands over. What a command n
 import dataclasses
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from hpcrec.cli.before import ranks_are_here, refuse_reading, refuse_run
 from hpcrec.cli.checkpoint import checkpoint, predict_exported
 from hpcrec.cli.config import config_group
 from hpcrec.cli.data import data
@@ -26,6 +28,7 @@ from hpcrec.cli.options import (
     Anything,
     File,
     Target,
+    WithKeys,
     checkpoint_option,
     config_of,
     data_copy_option,
@@ -38,7 +41,7 @@ from hpcrec.cli.prepare import check_prepare, prepare
 from hpcrec.cli.report import report
 from hpcrec.cli.slurm import check_fewer, status, submit
 from hpcrec.cli.towers import check_plan, towers
-from hpcrec.errors import ConfigError, HpcrecError
+from hpcrec.errors import CombinedError, ConfigError, HpcrecError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
@@ -62,9 +65,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except HpcrecError as error:
         if sys.excepthook is not sys.__excepthook__:  # on ranks, comm.failure says it once and ends all of them
             raise
-        click.echo(f"hpcrec: error: {error}", err=True)
-        sys.exit(2 if isinstance(error, ConfigError) else 1)
+        sys.exit(_told(error))
     sys.exit(code or 0)
+
+
+def _told(error: HpcrecError) -> int:
+    """Says what is wrong, where it is several things in a line each; returns the exit status."""
+    each = error.each if isinstance(error, CombinedError) else (error,)
+    for one in each:
+        click.echo(f"hpcrec: error: {one}", err=True)
+    if len(each) > 1:
+        click.echo(f"hpcrec: {len(each)} errors, all of which are above; nothing was started", err=True)
+    return 2 if any(isinstance(one, ConfigError) for one in each) else 1
 
 
 @click.group(
@@ -92,9 +104,10 @@ def _listed(_context: click.Context, _parameter: click.Parameter, given: str | N
 
 
 @command_line.command(
+    cls=WithKeys,
     epilog=examples(
         "hpcrec train my.toml --set train.steps=100", "hpcrec run -n 4 -- train my.toml --set topology.mode=split"
-    )
+    ),
 )
 @click.argument("config", type=File)
 @system_option
@@ -126,11 +139,12 @@ def train(
 
 
 @command_line.command(
+    cls=WithKeys,
     epilog=examples(
         "hpcrec evaluate runs/quickstart",
         "hpcrec run -n 4 -- evaluate my.toml --data tomorrow.h5 --checkpoint last",
         'hpcrec evaluate runs/quickstart --by user --set evaluation.metrics=\'["auc", "gauc"]\'',
-    )
+    ),
 )
 @click.argument("run_or_config", type=Anything)
 @click.option("--data", type=File, help="Data set to evaluate on; the run's test or validation data by default.")
@@ -159,6 +173,7 @@ def evaluate(
 
 
 @command_line.command(
+    cls=WithKeys,
     short_help="Write a trained model's probabilities for a data set.",
     epilog=examples(
         "hpcrec predict runs/quickstart --data data/quickstart/test.h5 --out predictions.h5",
@@ -295,7 +310,8 @@ def run(
     were (docs/failure.md). With --restarts, a training run then goes on from its newest checkpoint. So it does with
     --min-nodes where a node is lost, on the ranks of the other nodes (docs/slurm.md).
     """
-    config = _check_before(arguments)
+    hosts = None if hostfile is None else str(hostfile)
+    config = _check_before(arguments, ranks, here=ranks_are_here(hosts, options, os.environ))
     for option, value in (("--restarts", restarts), ("--min-nodes", min_nodes)):
         if value and config is None:
             raise click.UsageError(f"{option} {value}: only train can go on, not {arguments[0]!r}. Leave it out.")
@@ -305,7 +321,7 @@ def run(
     from hpcrec.launcher.mpirun import run_command
     from hpcrec.launcher.restarts import Run, on_several_hosts, run_attempts
 
-    own_loop, hosts = arguments[0].endswith(".py"), None if hostfile is None else str(hostfile)
+    own_loop = arguments[0].endswith(".py")
     nodes = None if config is None or min_nodes is None else _job_nodes(config, ranks, min_nodes)
 
     def start(arguments: Sequence[str], environment: Mapping[str, str], heard: "Heard") -> int:
@@ -348,8 +364,11 @@ def _job_nodes(config: "Config", ranks: int, min_nodes: int) -> "JobNodes":
 _TRAINED = {"train": train, "evaluate": evaluate, "predict": predict}  # take --set topology
 
 
-def _check_before(arguments: Sequence[str]) -> "Config | None":
-    """Refuses here, once, what every rank would refuse; returns the configuration of a run that is to be trained."""
+def _check_before(arguments: Sequence[str], ranks: int, *, here: bool) -> "Config | None":
+    """Refuses here, once, what every rank would refuse; returns the configuration of a run that is to be trained.
+
+    ``here``: ranks will be on this host, so that what they look at is looked at now.
+    """
     name, *rest = arguments
     if name.endswith(".py"):
         if not Path(name).is_file():
@@ -357,7 +376,9 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
         return None
     wanted = {**_TRAINED, "prepare": prepare, "doctor": doctor, "towers": towers}
     if name not in wanted:
-        raise click.UsageError(f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}.")
+        known = f"'hpcrec run' starts {', '.join(wanted)} or a Python file, not {name!r}."
+        named_again = rest and (rest[0] in wanted or rest[0].endswith(".py"))  # as mpirun has it: hpcrec or python
+        raise click.UsageError(f"{known} Write: hpcrec run -n {ranks} -- {shlex.join(rest)}" if named_again else known)
     if set(rest) & set(HELP):
         raise click.UsageError(f"For help on it: hpcrec {name} --help")
     if name == "prepare":
@@ -371,7 +392,9 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
         from hpcrec.config import with_copied_data
 
         checked = _train_config(given["config"], given["overrides"], given["resume"], given["system"])
-        with_copied_data(checked, given["copies"])
+        copied = with_copied_data(checked, given["copies"])
+        if here:
+            refuse_run(copied, ranks)
         return checked
     if name == "doctor":
         if given["config_file"] is not None:
@@ -381,5 +404,7 @@ def _check_before(arguments: Sequence[str]) -> "Config | None":
             from hpcrec.data.predictions import format_of
 
             format_of(given["out"], given["kind"])
-        run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
+        config = run_config(given["run_or_config" if name == "evaluate" else "run"], given["overrides"])
+        if here and given["data"] is not None:
+            refuse_reading(config, str(given["data"]))
     return None

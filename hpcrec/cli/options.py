@@ -1,6 +1,7 @@
 """What the commands of ``hpcrec`` have in common: arguments and options, and examples in help texts."""
 
 import dataclasses
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -105,6 +106,37 @@ checkpoint_option = click.option(
     metavar="best|last|PATH",
     help="Which checkpoint of the run; best is the last one where none was marked.",
 )
+
+
+class WithKeys(click.Command):
+    """A command on ranks, of a configuration: says what to write for an option that is a key, or the launcher's."""
+
+    RANKS = ("-n", "-np", "--np", "--ranks")
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As of any command; an option that is not there is refused with what was meant by it."""
+        given = list(args)  # which parsing takes apart
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = self._meant(error.option_name, given)
+            if meant is None:
+                raise
+            raise click.UsageError(f"{error.format_message().rstrip('.')}: {meant}", ctx) from error
+
+    def _meant(self, option: str, given: list[str]) -> str | None:
+        from hpcrec.config import keys_named
+
+        at = next(number for number, word in enumerate(given) if word.startswith(option))
+        name, equals, value = given[at].partition("=")
+        after = given[at + 1 :]
+        if not equals:
+            value, after = (after[0], after[1:]) if after else ("VALUE", after)
+        if name in self.RANKS:
+            words = shlex.join([str(self.name), *given[:at], *after])
+            return f"{self.name} is one rank by itself. Write: hpcrec run -n {value} -- {words}"
+        keys = keys_named(name.lstrip("-").replace("-", "_"))
+        return f"keys are set by --set. Write: {' or '.join(f'--set {key}={value}' for key in keys)}" if keys else None
 
 
 class WithFiles(click.Command):

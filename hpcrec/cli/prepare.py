@@ -17,6 +17,7 @@ from hpcrec.units import MiB
 
 if TYPE_CHECKING:
     from hpcrec.comm.collectives import Collectives
+    from hpcrec.preparation.split import Cut
 
 out_option = click.option(
     "--out", type=click.Path(file_okay=False, path_type=Path), required=True, help="Folder for train.h5 and the others."
@@ -192,9 +193,10 @@ def check_prepare(arguments: Sequence[str]) -> None:
     from hpcrec.preparation import convert, tablemap
 
     if given["split"]:
-        convert.parse_cut(given["split"])
+        _cut(given["split"])
     if "map_" in given:
-        tablemap.load_map(given["map_"])
+        files = [*given["files"], *given["validation"], *given["test"]]
+        convert.check_columns(files, tablemap.load_map(given["map_"]))
 
 
 def _tasks() -> int:
@@ -229,7 +231,7 @@ def _convert(
     summary = getattr(convert, f"prepare_{kind}")(
         files,
         out,
-        split=convert.parse_cut(split, seed) if split else None,
+        split=_cut(split, seed) if split else None,
         piece_bytes=piece_mib * MiB,
         progress=sys.stderr.isatty(),
         ranks=ranks,
@@ -238,6 +240,16 @@ def _convert(
     )
     if ranks is None or ranks.rank == 0:
         _told(summary.as_dict())
+
+
+def _cut(text: str, seed: int = 0) -> "Cut":
+    """How --split divides samples; its errors begin with ``split``, as they do where a map has it."""
+    from hpcrec.preparation import convert
+
+    try:
+        return convert.parse_cut(text, seed)
+    except ConfigError as error:
+        raise ConfigError(f"--{error}") from error
 
 
 def _alone(command: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hpcrec.cli.options import Anything, File, examples, set_option, words_of
+from hpcrec.cli.options import Anything, File, config_of, examples, set_option, system_option, words_of
 from hpcrec.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def _repeatable(name: str, target: str, text: str):  # type: ignore[no-untyped-d
     ),
 )
 @click.argument("config", type=File)
+@system_option
 @set_option
 @click.option("--nodes", type=click.IntRange(min=1), required=True, help="Nodes of the job, all kinds together.")
 @click.option("--ranks-per-node", type=click.IntRange(min=1), default=1, show_default=True, help="Ranks on each.")
@@ -72,6 +73,7 @@ def _repeatable(name: str, target: str, text: str):  # type: ignore[no-untyped-d
 )
 def submit(
     config: Path,
+    system: str | None,
     overrides: Sequence[str],
     nodes: int,
     ranks_per_node: int,
@@ -97,16 +99,9 @@ def submit(
     """
     from hpcrec.launcher import submit as jobs
 
-    extra = (owner_ranks_per_node, *owner_options, *dense_options)
-    if owner_nodes is None and any(extra):
+    if owner_nodes is None and any((owner_ranks_per_node, *owner_options, *dense_options)):
         raise click.UsageError("--owner-ranks-per-node, --owner-option and --dense-option take --owner-nodes.")
-    if owner_nodes is not None and owner_nodes >= nodes:
-        raise click.UsageError(f"--owner-nodes is {owner_nodes} of --nodes {nodes}, which leaves none to dense ranks.")
-    if min_nodes is not None and (owner_nodes is not None or min_nodes >= nodes):
-        raise click.UsageError(
-            f"--min-nodes is {min_nodes}. Allowed: 1 to {nodes - 1}, fewer than --nodes, and none with --owner-nodes: "
-            "where owners have nodes of their own, a lost one has to be replaced by its like."
-        )
+    _refuse_nodes(nodes, owner_nodes, min_nodes)
     kinds = [(nodes - (owner_nodes or 0), ranks_per_node, dense_options)]
     if owner_nodes is not None:
         kinds.insert(0, (owner_nodes, owner_ranks_per_node or 1, owner_options))
@@ -114,10 +109,10 @@ def submit(
         jobs.Part(nodes=count, ranks_per_node=ranks, cpus_per_rank=cpus_per_rank, options=(*options, *own))
         for count, ranks, own in kinds
     )
-    checked = _checked(config, overrides, parts, min_nodes)
+    checked = _checked(config, system, overrides, parts, min_nodes)
     name = "split-het" if owner_nodes is not None else checked.topology.mode
     job = jobs.Job(
-        arguments=(str(config.absolute()), *words_of(overrides)),
+        arguments=(str(config.absolute()), *(("--system", system) if system else ()), *words_of(overrides)),
         run_folder=Path(checked.run.folder).absolute(),
         env_sh=_env_sh(env_sh, jobs.scripts_folder()),
         programs=Path(sys.executable).parent,
@@ -137,16 +132,28 @@ def submit(
     click.echo(f"output: {job.run_folder}/slurm-{number}.out\nstatus: hpcrec status {job.run_folder}")
 
 
-def _checked(path: Path, overrides: Sequence[str], parts: Sequence["Part"], min_nodes: int | None) -> "Config":
+def _refuse_nodes(nodes: int, owner_nodes: int | None, min_nodes: int | None) -> None:
+    """Refuses counts of nodes that do not go together."""
+    if owner_nodes is not None and owner_nodes >= nodes:
+        raise click.UsageError(f"--owner-nodes is {owner_nodes} of --nodes {nodes}, which leaves none to dense ranks.")
+    if min_nodes is not None and (owner_nodes is not None or min_nodes >= nodes):
+        raise click.UsageError(
+            f"--min-nodes is {min_nodes}. Allowed: 1 to {nodes - 1}, fewer than --nodes, and none with --owner-nodes: "
+            "where owners have nodes of their own, a lost one has to be replaced by its like."
+        )
+
+
+def _checked(
+    path: Path, system: str | None, overrides: Sequence[str], parts: Sequence["Part"], min_nodes: int | None
+) -> "Config":
     """The configuration, refused where the job's ranks would refuse it, or where it would not survive a requeue."""
     from hpcrec.build.memory import topology_of
-    from hpcrec.config import load_config
 
     told = list(overrides)
     if len(parts) > 1:
         told += [f"topology.owners={parts[0].ranks}", f"topology.dense={parts[1].ranks}"]
     try:
-        config = load_config(path, told)
+        config = config_of(path, told, system)
     except ConfigError as error:
         if len(parts) == 1 or ": topology." not in str(error):  # behind where it was found: a file, a --set
             raise

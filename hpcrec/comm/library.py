@@ -9,15 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 from hpcrec.errors import MissingError
 
-__all__ = ["MPI", "launcher_tasks", "one_rank"]
+__all__ = ["BY_SRUN", "MPI", "launcher_tasks", "launcher_variable", "one_rank"]
+
+
+BY_SRUN = "SLURM_STEP_NUM_TASKS"
 
 
 def launcher_tasks(environment: Mapping[str, str]) -> int | None:
     """Tasks that the launcher says it started; None where it says nothing."""
-    for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"):
-        if environment.get(name, "").isdigit():
-            return int(environment[name])
-    return None
+    name = launcher_variable(environment)
+    return None if name is None else int(environment[name])
+
+
+def launcher_variable(environment: Mapping[str, str]) -> str | None:
+    """The variable by which the launcher says how many tasks it started; None where it says nothing."""
+    names = (BY_SRUN, "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    return next((name for name in names if environment.get(name, "").isdigit()), None)
 
 
 def one_rank(environment: Mapping[str, str], error: Exception) -> Any:

@@ -214,7 +214,8 @@ def assign_roles(
     if idle:
         raise ConfigError(
             f"topology: of {size} ranks, {len(own)} own rows and {len(den)} are dense, which leaves rank {idle[0]} "
-            f"({len(idle)} in all) without a role. Raise topology.owners or topology.dense, or start fewer ranks."
+            f"({len(idle)} in all) without a role. Raise topology.owners or topology.dense, or start fewer ranks "
+            f"(hpcrec run -n {size - len(idle)} ...)."
         )
     return own, den
 

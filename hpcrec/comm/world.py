@@ -13,7 +13,7 @@ from hpcrec.comm import board
 from hpcrec.comm.aside import Aside
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
-from hpcrec.comm.library import MPI, launcher_tasks
+from hpcrec.comm.library import BY_SRUN, MPI, launcher_variable
 from hpcrec.comm.pieces import Pieces
 from hpcrec.comm.progress import ASIDE, Progress
 from hpcrec.comm.stall import StallLimits, StallWatch
@@ -397,11 +397,19 @@ def check_launch(comm: MPI.Intracomm, environment: dict[str, str]) -> None:
     HpcrecError
         Each task would train alone and believe it is the whole run.
     """
-    tasks = launcher_tasks(environment)
-    if comm.size == 1 and tasks is not None and tasks > 1:
+    name = launcher_variable(environment)
+    tasks = 1 if name is None else int(environment[name])
+    if comm.size == 1 and tasks > 1:
+        if name == BY_SRUN:
+            change = f"Write srun --mpi=pmix -n {tasks} hpcrec ..., or start it by mpirun inside the allocation."
+        else:
+            change = (
+                f"Write hpcrec run -n {tasks} -- train ..., which takes the mpirun that belongs to it, or the mpirun "
+                "of the MPI that mpi4py was built for; `hpcrec doctor` names it."
+            )
         raise HpcrecError(
-            f"the launcher started {tasks} tasks, but MPI sees a world of 1 rank: the launcher does not speak to this "
-            "MPI library. Under Slurm use 'srun --mpi=pmix', or mpirun inside the allocation."
+            f"the launcher started {tasks} tasks ({name} is {tasks}), but MPI sees a world of 1 rank: the launcher "
+            f"does not speak to this MPI library. {change}"
         )
 
 

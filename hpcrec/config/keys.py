@@ -767,6 +767,11 @@ def _absolute(path: str) -> str:
     return str(Path(path).absolute())
 
 
+def keys_named(name: str) -> list[str]:
+    """Dotted keys whose last part is a name, a few at most: what was meant by who left their section out."""
+    return [toml.dotted(keys) for keys in toml.keys_named(Config, name)]
+
+
 def reference() -> str:
     """docs/configuration.md."""
     return (

@@ -48,7 +48,7 @@ def first_wrong(name: str, values: Floats | Ints, cardinality: int | None = None
             return None
         return _wrong((values >= 0) & (values < cardinality), values, f"ids must be in [0, {cardinality})")
     if what == "label":
-        return _wrong((values >= 0) & (values <= 1), values, "labels must be 0 or 1, or between them")
+        return _wrong((values >= 0) & (values <= 1), values, "labels must be 0 or 1, or any number from 0 to 1")
     if what == "dense":
         return _wrong(np.isfinite(values), values, "dense inputs must be finite")
     if what in ("weight", "weights"):

@@ -270,10 +270,17 @@ def open_hdf5(path: Path) -> h5py.File:
             if refused and f"errno = {errno.EAGAIN}" in str(error):
                 raise DataError(f"{path}: another program is writing this file; wait until it is finished.") from error
             if not refused:
-                raise DataError(
-                    f"{path}: not a readable HDF5 file ({_said(error)}); copy or convert it again."
-                ) from error
+                raise DataError(f"{path}: not a readable HDF5 file ({_said(error)}); {_change(path, error)}") from error
     raise AssertionError("without locks none is refused")
+
+
+def _change(path: Path, error: Exception) -> str:
+    """What to do about a file that HDF5 does not open."""
+    if path.is_dir():
+        return f"it is a folder. Give a data set in it, as {path / 'train.h5'}."
+    if "file signature not found" in str(error):
+        return "a table becomes a data set by `hpcrec prepare table`; copy or convert it again where it was one."
+    return "copy or convert it again."
 
 
 def _said(error: Exception) -> str:

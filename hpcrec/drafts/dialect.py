@@ -4,6 +4,7 @@ Knows no kinds of columns; whether the guess holds in the rest of the files is f
 """
 
 import csv
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,10 +16,9 @@ from hpcrec.errors import ConfigError, DataError
 from hpcrec.kernels import text
 from hpcrec.kernels.text import Bytes
 from hpcrec.preparation import lines
-from hpcrec.preparation.blocks import schema_of
+from hpcrec.preparation.blocks import DELIMITERS, schema_of
 from hpcrec.preparation.pieces import TYPED, Kind, Span, kind_of
 
-DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", "\x01": "bytes 1", " ": "spaces"}
 _LINES = 5000
 _BYTES = 1 << 20
 _ALIKE = 0.9  # share of lines with as many columns as most: below it there is no telling that it is a table
@@ -80,7 +80,10 @@ def guess(path: Path, label: str, columns: Sequence[str] = ()) -> Dialect:
         found = _of_text(path, kind, label, columns)
     if label not in found.names:
         hint = "" if found.header else "; its first line has no names: give them by --columns, or take one of these"
-        raise ConfigError(f"{path}: no column {label!r} for the label; it has {', '.join(found.names)}{hint}.")
+        near = difflib.get_close_matches(label, found.names, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        known = f"it has {', '.join(found.names)}{hint}.{meant}"
+        raise ConfigError(f"{path}: no column {label!r} for the label; {known} Give one by --label.")
     return found
 
 

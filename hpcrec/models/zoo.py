@@ -75,7 +75,9 @@ def make_options(name: str, options: Mapping[str, Any]) -> Any:
     allowed = [field.name for field in fields(known)]
     for key in options:
         if key not in allowed:
-            raise ConfigError(f"model {name}: there is no option {key!r}; allowed are {', '.join(allowed) or 'none'}")
+            raise ConfigError(
+                f"model.options: model {name}: there is no option {key!r}; allowed are {', '.join(allowed) or 'none'}"
+            )
     return known(**{key: tuple(value) if isinstance(value, list) else value for key, value in options.items()})
 
 

@@ -4,7 +4,8 @@ What the columns mean is not known here.
 """
 
 import csv
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from hpcrec.preparation.pieces import TYPED, Kind, Span, kind_of, open_arrow, op
 from hpcrec.preparation.tablemap import TableMap, places
 from hpcrec.types import Ints
 
+DELIMITERS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars", "\x01": "bytes 1", " ": "spaces"}
 TYPED_ROWS = 1 << 14  # of a block of Parquet or Arrow, at most
 
 
@@ -86,7 +88,7 @@ class Reader:
             kind = kind_of(path)
             if kind in TYPED:
                 schema = schema_of(path, kind)
-                places(schema.names, table.used, str(path))
+                places(schema.names, table, str(path))
                 self._check_lists(path, schema)
                 continue
             has_text = True
@@ -101,7 +103,7 @@ class Reader:
         if lists := [name for name, column in self.table.sparse.items() if column.list]:
             raise ConfigError(f"sparse.{lists[0]}: list is for Parquet; of text files give the separator.")
         where = "the table" if self._header_of is None else str(self._header_of)
-        at = places(self._names, self.table.used, where)
+        at = places(self._names, self.table, where)
         order = np.argsort(at)
         self._used = [self.table.used[i] for i in order]
         self._at: Places = np.array(at, np.int32)[order]
@@ -175,7 +177,7 @@ class Reader:
 
     def _arrow(self, span: Span, digest: Digest) -> Iterator[Any]:
         names = schema_of(span.path, "arrow").names
-        with open_arrow(span.path, sorted(places(names, self.table.used, str(span.path)))) as file:
+        with open_arrow(span.path, sorted(places(names, self.table, str(span.path)))) as file:
             for group in range(span.start, span.stop):
                 batch = file.get_batch(group)
                 batch.validate(full=True)  # offsets that lie outside would be followed
@@ -197,6 +199,8 @@ class Reader:
             names = quoted
         elif not set(self.table.used) <= set(names) and set(self.table.used) <= set(quoted):
             raise ConfigError(f"{path}, line 1: names are in quotes in {line[:80]!r}. Set quotes = true in the map.")
+        if not set(self.table.used) & set(names):
+            self._refuse_header(path, line, names)
         if self._header_of is None:
             self._names, self._header_of = names, path
             if len(set(names)) != len(names):
@@ -207,6 +211,21 @@ class Reader:
                 f"{self.table.delimiter.join(self._names)[:80]!r}. Convert files with other columns apart."
             )
 
+    def _refuse_header(self, path: Path, line: str, names: Sequence[str]) -> None:
+        """Refuses a first line that has none of the columns where it is cut otherwise, or is no header."""
+        for delimiter in DELIMITERS:
+            if set(self.table.used) & set(line.split(delimiter)):
+                raise ConfigError(
+                    f"{path}, line 1: delimiter is {json.dumps(self.table.delimiter)}, which does not cut the header "
+                    f"{line[:80]!r} into the columns of the map. Set delimiter = {json.dumps(delimiter)} in the map."
+                )
+        if any(_is_number(name) for name in names):
+            absent = ", ".join(map(repr, self.table.used))
+            raise ConfigError(
+                f"{path}, line 1: found {line[:80]!r}, which is no header: it names none of {absent}. Set "
+                f"header = false and columns = [...] in the map, with a name for each of its {len(names)} columns."
+            )
+
     def _check_lists(self, path: Path, schema: Any) -> None:
         for name, column in self.table.sparse.items():
             kind = schema.field(column.column or name).type
@@ -214,6 +233,14 @@ class Reader:
             if column.list != is_list:
                 change = "set list = true" if is_list else "leave list out"
                 raise ConfigError(f"{path}: column {column.column or name!r} is {kind}; {change} in sparse.{name}.")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def schema_of(path: Path, kind: Kind) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 from hpcrec.comm.ranks import Ranks
 from hpcrec.errors import ConfigError
 from hpcrec.preparation import job, stages
+from hpcrec.preparation.blocks import Reader
 from hpcrec.preparation.criteo import prepare_criteo
 from hpcrec.preparation.movielens import prepare_movielens
 from hpcrec.preparation.prepare_synthetic import prepare_synthetic
@@ -19,12 +20,24 @@ __all__ = [
     "Split",
     "Summary",
     "TableMap",
+    "check_columns",
     "parse_cut",
     "prepare_criteo",
     "prepare_movielens",
     "prepare_synthetic",
     "prepare_table",
 ]
+
+
+def check_columns(sources: Sequence[Path | str], table: TableMap) -> None:
+    """Holds the columns of tables to a map, as `prepare_table` does before it reads a row.
+
+    Raises
+    ------
+    ConfigError, DataError
+        A column that the map names is not there; headers that differ; a file that cannot be read.
+    """
+    Reader(table, [Path(path) for path in sources])
 
 
 def prepare_table(

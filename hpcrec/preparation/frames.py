@@ -56,7 +56,7 @@ def write(frame: Any, path: Path, wanted: TableMap) -> Record:
         See ``table_of``.
     """
     table = table_of(frame)
-    places(table.column_names, wanted.used, "the frame")
+    places(table.column_names, wanted, "the frame")
     with named(path):
         pyarrow.parquet.write_table(table.select(list(wanted.used)), path, row_group_size=_GROUP_ROWS)
     with path.open("rb") as file:
@@ -74,7 +74,7 @@ def blocks(frame: Any, wanted: TableMap) -> Iterator[Block]:
         See ``table_of``.
     """
     table, first = table_of(frame), 0
-    places(table.column_names, wanted.used, "the frame")
+    places(table.column_names, wanted, "the frame")
     chosen = table.select(list(wanted.used))
     for batch in chosen.to_batches(_BLOCK_ROWS) or [pa.RecordBatch.from_pylist([], chosen.schema)]:
         cells: dict[str, Cells] = {name: _cells(batch.column(name), wanted) for name in wanted.used}

@@ -52,7 +52,7 @@ class Rejects:
             return
         rows = sorted(problems.found)
         if self.max_bad == 0:
-            raise DataError(self._refusal(block, rows[0], *problems.found[rows[0]]))
+            raise DataError(self._refusal(block, rows[0], *problems.found[rows[0]], problems.hints.get(rows[0], "")))
         self.n += len(rows)
         if self.n > self.max_bad * max(lines, _PIECE_LINES):
             last = self._refusal(block, rows[-1], *problems.found[rows[-1]])
@@ -66,14 +66,15 @@ class Rejects:
             out.flush()
             os.fsync(out.fileno())  # the note of the piece says how many there are
 
-    def _refusal(self, block: Block, row: int, column: str, reason: str) -> str:
+    def _refusal(self, block: Block, row: int, column: str, reason: str, hint: str = "") -> str:
         word = "row" if block.span.kind in TYPED else "line"
         before = 0 if block.span.kind in TYPED else lines_before(block.span)
         where = f"{block.span.path}, {word} {before + block.first + row + 1}"
         if block.span.kind in TYPED and block.span.start:
             where += f" from row group {block.span.start} on"
         where += f", column {column}" if column else ""
-        return f"{where}: {reason}. Mend or remove the {word}, or allow some (--max-bad)."
+        hint = hint and f"{hint} "
+        return f"{where}: {reason}. {hint}Mend or remove the {word}, or allow some (--max-bad)."
 
 
 def too_many(n: int, lines: int, max_bad: float) -> str:

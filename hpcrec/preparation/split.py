@@ -94,9 +94,10 @@ class Split:
         except ValueError:
             fractions = ()
         if len(fractions) != 3:
-            raise ConfigError(
-                f"split {text!r}: not understood; write for example 'hash:0.8,0,0.2' (train,validation,test)."
-            )
+            example = "'hash:0.8,0,0.2' (train,validation,test)"
+            if not numbers and kind.count(",") == 2:
+                example = f"'hash:{kind}', at random, or 'order:{kind}', in the order of the source"
+            raise ConfigError(f"split {text!r}: not understood; write for example {example}.")
         return cls(kind, fractions, seed)
 
     @property

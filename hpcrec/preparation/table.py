@@ -3,9 +3,11 @@
 Knows no files: what becomes of a bad row is decided above.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 
 import numpy as np
 
@@ -35,14 +37,22 @@ class Problems:
     ----------
     found : dict of int to (str, str)
         Row -> column ('' where the row as a whole is wrong), and what was found and is allowed.
+    hints : dict of int to str
+        Row -> what to write in the map, where that may be what is wrong.
     """
 
     found: dict[int, tuple[str, str]] = field(default_factory=dict)
+    hints: dict[int, str] = field(default_factory=dict)
 
-    def add(self, wrong: Mask, column: str, cells: Cells, allowed: str) -> None:
-        """Note the rows where `wrong`."""
+    def add(
+        self, wrong: Mask, column: str, cells: Cells, allowed: str, hint: Callable[[str], str] | None = None
+    ) -> None:
+        """Note the rows where `wrong`, with what `hint` says of the value that is."""
         for row in np.flatnonzero(wrong).tolist() if wrong.any() else ():
-            self.found.setdefault(row, (column, f"found {cells.shown(row)!r}; allowed is {allowed}"))
+            if row not in self.found:
+                value = cells.shown(row)
+                self.found[row] = column, f"found {value!r}; allowed is {allowed}"
+                self.hints[row] = "" if hint is None else hint(value)
 
 
 def numberings(table: TableMap, counted: Mapping[str, Numbering]) -> dict[str, Numbering]:
@@ -120,7 +130,7 @@ class Maker:
             wrong, allowed = (values < 0) | (values > 1), "a number from 0 to 1"
         else:
             wrong, allowed = (values != 0) & (values != 1), "0 or 1"
-        problems.add(wrong | (states != GOOD), name, cells, allowed)
+        problems.add(wrong | (states != GOOD), name, cells, allowed, partial(_label_hint, name))
         return values.astype(np.float32)
 
     def _feature(self, block: Block, name: str, spec: SparseColumn, problems: Problems) -> Column:
@@ -146,7 +156,8 @@ class Maker:
             problems.add(_rows_of(wrong, offsets), column, block.cells[column], f"a list, each {allowed}")
         elif wrong.any():
             empty_too = none is None or (isinstance(numbering, Direct) and numbering.missing is not None)
-            problems.add(wrong, column, cells, f"{allowed} or nothing" if empty_too else allowed)
+            hint = partial(_id_hint, name) if integer else None
+            problems.add(wrong, column, cells, f"{allowed} or nothing" if empty_too else allowed, hint)
         return Column(ids, offsets)
 
     def _group(self, block: Block, name: str, problems: Problems) -> Ints:
@@ -196,8 +207,40 @@ def _dense(block: Block, name: str, spec: DenseColumn, problems: Problems) -> Fl
     if too_large.any():
         wrong, values = wrong | too_large, np.where(too_large, 0.0, values)
         allowed = "a number that float32 can hold"
-    problems.add(wrong, name, cells, allowed)
+    problems.add(wrong, name, cells, allowed, partial(_dense_hint, spec))
     return values.astype(np.float32)
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _label_hint(name: str, value: str) -> str:
+    """What to write where a value is neither label."""
+    if value == name:
+        return "Set header = true in the map where the line has the names of the columns."
+    if _is_number(value):
+        return "Of ratings or counts label_from = NUMBER in the map makes labels: 1 from there on."
+    return 'Of two words label_words = ["no", "yes"] in the map makes labels.' if value else ""
+
+
+def _id_hint(name: str, value: str) -> str:
+    """What to write where a value is no integer."""
+    if not value or _is_number(value):
+        return ""
+    return f'Of text ids = "vocabulary" or "hash" makes ids: set it under [sparse.{name}] in the map.'
+
+
+def _dense_hint(spec: DenseColumn, value: str) -> str:
+    """What to write where a value is empty, or text that may stand for one."""
+    if value:
+        mark = f"empty = [{json.dumps(value)}]"
+        return "" if _is_number(value) else f"Where it stands for an empty value, set {mark} in the map."
+    return "Set missing = NUMBER for empty values in the map." if spec.missing is None else ""
 
 
 def _weight(block: Block, name: str, problems: Problems) -> Floats:

@@ -4,6 +4,7 @@ A map is a TOML file (``hpcrec prepare table --map``), or is made by a converter
 but its own.
 """
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,13 @@ class TableMap:
                 raise ConfigError(f"sparse.{name}: {wrong}.")
             if "/" in name or name == ".":
                 raise ConfigError(f"sparse.{name}: a feature's name has no '/'; rename it, and give the column.")
+        for section, columns in (("dense", self.dense), ("sparse", self.sparse)):
+            for name, spec in columns.items():
+                if (spec.column or name) in self.labels:
+                    raise ConfigError(
+                        f"{section}.{name}: is of column {spec.column or name!r}, which is a label: a model would read "
+                        "what it is to tell. Remove it."
+                    )
         if not self.labels or not (self.dense or self.sparse):
             raise ConfigError("labels, and dense or sparse: at least one column each is needed; name them.")
         if self.soft_labels + (self.label_from is not None) + bool(self.label_words) > 1:
@@ -154,6 +162,14 @@ class TableMap:
         names += [s.column or n for n, s in self.sparse.items()]
         names += [name for name in (self.weight, self.group, self.time) if name is not None]
         return tuple(dict.fromkeys(names))
+
+    def key_of(self, column: str) -> str:
+        """The key that names a column of the table."""
+        for section, columns in (("dense", self.dense), ("sparse", self.sparse)):
+            for name, spec in columns.items():
+                if (spec.column or name) == column:
+                    return f"{section}.{name}"
+        return next((key for key in ("weight", "group", "time") if getattr(self, key) == column), "labels")
 
     @property
     def optional(self) -> tuple[str, ...]:
@@ -198,13 +214,16 @@ def checked_map(mapping: Mapping[str, Any], source: str) -> TableMap:
     return found
 
 
-def places(names: Sequence[str], wanted: Sequence[str], where: str) -> list[int]:
-    """Numbers of the wanted columns; ConfigError names those that are not there."""
-    if absent := [name for name in wanted if name not in names]:
+def places(names: Sequence[str], table: TableMap, where: str) -> list[int]:
+    """Numbers of the columns that a map names; ConfigError says which are not there, and what may have been meant."""
+    if absent := [name for name in table.used if name not in names]:
+        told = ", ".join(f"{name!r} ({table.key_of(name)} of the map)" for name in absent)
+        near = difflib.get_close_matches(absent[0], names, n=1)
+        meant = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
-            f"{where}: no column {', '.join(map(repr, absent))}; it has {', '.join(names)}. Change the map."
+            f"{where}: no column {told}; it has {', '.join(names)}. {meant}Change the map, or name the column so."
         )
-    return [names.index(name) for name in wanted]
+    return [names.index(name) for name in table.used]
 
 
 def _wrong_dense(column: DenseColumn) -> str | None:

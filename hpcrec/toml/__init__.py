@@ -4,7 +4,7 @@ Takes any tree of dataclasses whose fields carry a string literal as their descr
 mean (``hpcrec.config``).
 """
 
-from hpcrec.toml.check import check, source_of
+from hpcrec.toml.check import check, keys_named, source_of
 from hpcrec.toml.parse import Unset, override, read, split
 from hpcrec.toml.reference import reference
 from hpcrec.toml.schema import Keys, leaves
@@ -16,6 +16,7 @@ __all__ = [
     "check",
     "dotted",
     "dump",
+    "keys_named",
     "leaves",
     "override",
     "plain",

@@ -10,11 +10,12 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from hpcrec.errors import ConfigError
-from hpcrec.toml.schema import Keys, allowed, choices, dataclass_in, find, is_required, leaves
+from hpcrec.errors import CombinedError, ConfigError
+from hpcrec.toml.schema import Keys, allowed, choices, dataclass_in, find, is_required, leaves, without_none
 from hpcrec.toml.write import dotted, shown, spelled
 
 T = TypeVar("T")
+_FEW = 3  # sections that a message names
 _ADAPTERS: dict[Any, TypeAdapter[Any]] = {}  # making one takes longer than using it
 
 
@@ -33,7 +34,7 @@ def check(schema: type[T], mapping: Mapping[str, Any], source: str, sources: Map
     Raises
     ------
     ConfigError
-        The first thing that is wrong, and which other keys are.
+        What is wrong; where several keys are, a ``CombinedError`` of the first thing, and which other keys are.
     """
     try:
         if schema not in _ADAPTERS:
@@ -45,9 +46,11 @@ def check(schema: type[T], mapping: Mapping[str, Any], source: str, sources: Map
         for one in error.errors(include_url=False):
             keys, text = _explain(schema, mapping, one)
             problems.setdefault(keys, text)
-        (keys, text), *others = problems.items()
-        more = f" ({len(others)} more to correct: {', '.join(dotted(k) for k, _ in others)})" if others else ""
-        raise ConfigError(f"{source_of(keys, source, sources)}: {text}{more}") from None
+        each = [ConfigError(f"{source_of(keys, source, sources)}: {text}") for keys, text in problems.items()]
+        if len(each) == 1:
+            raise each[0] from None
+        others = ", ".join(dotted(keys) for keys in [*problems][1:])
+        raise CombinedError(f"{each[0]} ({len(each) - 1} more to correct: {others})", each) from None
 
 
 def source_of(keys: Keys, source: str, sources: Mapping[Keys, str]) -> str:
@@ -68,6 +71,8 @@ def _explain(schema: type, mapping: Mapping[str, Any], error: Any) -> tuple[Keys
     value = _value_at(mapping, keys)
     near = difflib.get_close_matches(str(value), choices(annotation), n=1)
     change = f"Did you mean {shown(near[0])}?" if near else f"Correct it, or give --set {dotted(keys)}=VALUE."
+    if isinstance(value, str) and without_none(annotation) in (int, float) and _is_number(value):
+        change = f"Write {value.strip()} without quotes."
     return keys, f"{dotted(keys)} is {shown(value)}. Allowed: {allowed(annotation)}. {change}"
 
 
@@ -78,10 +83,23 @@ def _unknown(schema: type, keys: Keys, value: Any) -> str:
     if near:
         change = f"Did you mean {dotted((*keys[:-1], near[0]))}?"
     else:
-        elsewhere = [k for k, _ in leaves(schema) if k[-1] == keys[-1]]
-        change = f"Did you mean {dotted(elsewhere[0])}?" if elsewhere else "Remove it."
+        elsewhere = keys_named(schema, keys[-1])
+        change = f"Did you mean {' or '.join(map(dotted, elsewhere))}?" if elsewhere else "Remove it."
     where = f"in [{dotted(keys[:-1])}]" if keys[:-1] else "as sections"
     return f"{dotted(keys)} is not a key (its value is {shown(value)}). {change} Allowed {where}: {', '.join(known)}."
+
+
+def keys_named(schema: type, name: str) -> list[Keys]:
+    """Key paths that end in a name: the first few."""
+    return [keys for keys, _ in leaves(schema) if keys[-1] == name][:_FEW]
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _required(schema: type, loc: Keys) -> tuple[Keys, Any]:

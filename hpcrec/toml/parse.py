@@ -1,5 +1,6 @@
 """TOML files and ``a.b=value`` overrides as mappings. Knows no schema."""
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,15 @@ class Unset(str):
     """Among overrides, a dotted key that is taken out of the file, so that its default holds."""
 
 
+def _said(error: tomllib.TOMLDecodeError, text: str) -> str:
+    """What is wrong, and the line that it is in."""
+    place = re.search(r"at line (\d+)", str(error))
+    lines = text.splitlines()
+    if place is None or int(place[1]) > len(lines):  # where the file ends too soon
+        return str(error)
+    return f"{error}: {lines[int(place[1]) - 1].strip()[:80]!r}"
+
+
 def read(path: Path) -> dict[str, Any]:
     """The mapping in a TOML file.
 
@@ -25,8 +35,10 @@ def read(path: Path) -> dict[str, Any]:
     UnreadableError
         It cannot be read just now, at any try: a file server fails, which says nothing about the file.
     """
+    text = ""
     try:
-        return tomllib.loads(read_again(path, path.read_bytes).decode())
+        text = read_again(path, path.read_bytes).decode()
+        return tomllib.loads(text)
     except UnreadableError as error:
         if isinstance(error.__cause__, PermissionError):
             raise ConfigError(f"{path}: cannot be read ({error.__cause__.strerror}). See who may read it.") from error
@@ -36,7 +48,9 @@ def read(path: Path) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: is not text in UTF-8, as TOML is. Give the path of a TOML file.") from error
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path}: is not TOML: {error}. Text takes quotes; a section is [name].") from error
+        raise ConfigError(
+            f"{path}: is not TOML: {_said(error, text)}. Text takes quotes; a section is [name]."
+        ) from error
 
 
 def override(mapping: Mapping[str, Any], texts: Sequence[str]) -> tuple[dict[str, Any], dict[Keys, str]]:

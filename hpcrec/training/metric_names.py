@@ -3,6 +3,7 @@
 Configurations are checked against it, and ``metrics`` computes what it names. docs/metrics.md defines each.
 """
 
+import difflib
 import re
 from dataclasses import dataclass
 
@@ -59,7 +60,9 @@ def problem(name: str) -> str:
     found = _AT_K.fullmatch(name)
     kind = KINDS.get(found[1] if found else name)
     if kind is None or (found and not kind.at_k):
-        return f"is {name!r}. Allowed: {ALLOWED}."
+        near = difflib.get_close_matches(name.lower(), KINDS, n=1)
+        meant = "" if not near else f' Did you mean "{near[0]}{"@10" if KINDS[near[0]].at_k else ""}"?'
+        return f"is {name!r}. Allowed: {ALLOWED}.{meant}"
     if kind.at_k and not found:
         return f"is {name!r}, which is of the first K samples of a group. Name K, from 1 on, as in '{name}@10'."
     return ""

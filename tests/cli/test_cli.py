@@ -74,7 +74,7 @@ def test_train_hands_over_the_configuration_and_the_exit_code(config, commands):
 def test_an_error_in_one_process_is_our_line_and_our_exit_code_alone(config):
     done = subprocess_of("train", str(config))
     assert done.returncode == 1
-    said = f"{Path('train.h5').absolute()}: no such file; write it by `hpcrec prepare`, or change the path."
+    said = f"data.train: {Path('train.h5').absolute()}: no such file; write it by `hpcrec prepare`, or change the path."
     assert done.stderr == f"hpcrec: error: {said}\n"
     done = subprocess_of("train", str(config), "--set", "train.steps=ten")
     assert done.returncode == 2
@@ -215,7 +215,9 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
         given.update(options, ranks=ranks, arguments=arguments)
         return 75
 
+    looked_at = []
     monkeypatch.setattr(launch, "run_command", run_command)
+    monkeypatch.setattr("hpcrec.cli.main.refuse_run", lambda checked, ranks: looked_at.append((checked, ranks)))
     line = [
         "run",
         "-n",
@@ -236,6 +238,7 @@ def test_run_hands_the_command_line_to_the_launcher(config, monkeypatch):
     assert "PATH" in given["environment"] and given["program"] == (sys.executable, "-u", "-P", "-m", "hpcrec")
     assert hpcrec("run", "-n", 3, "train", config) == 75  # without --
     assert (given["ranks"], given["arguments"]) == (3, ("train", str(config)))
+    assert [(checked.train.steps, ranks) for checked, ranks in looked_at] == [(5, 4), (None, 3)]
     own = config.with_name("loop.py")
     own.write_text("")
     assert hpcrec("run", "-n", 2, "--", own, "--any", "option") == 75

@@ -97,3 +97,40 @@ def test_data_sets_that_differ_are_refused_by_the_feature(config: Path, capsys: 
     assert (code, out) == (2, "")
     assert f"data.validation ({other}) has feature {names[1]!r} with cardinality {was + 7}, but data.train (" in err
     assert f") has feature {names[1]!r} with cardinality {was}. " in err
+
+
+def test_what_does_not_follow_from_each_other_is_told_in_one_go(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [
+        "--set",
+        "data.validation=nowhere.h5",
+        "--set",
+        "dense.optimizer.name=Sgdd",
+        "--set",
+        'evaluation.by=["no"]',
+    ]
+    code, out, err = check(capsys, config, *given)
+    *each, last = err.splitlines()
+    assert (code, out, len(each)) == (2, "", 3)
+    assert all(line.startswith("hpcrec: error: ") for line in each)
+    assert "data.validation: nowhere.h5: no such file" in each[0]
+    assert "evaluation.by" in each[1] and "dense.optimizer.name is 'Sgdd'" in each[2]
+    assert last == "hpcrec: 3 errors, all of which are above; nothing was started"
+
+
+def test_files_alone_keep_their_status(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = check(capsys, config, "--set", "data.train=nowhere.h5", "--set", "data.validation=nor.h5")
+    assert code == 1 and err.count("no such file") == 2 and err.splitlines()[-1].startswith("hpcrec: 2 errors")
+
+
+def test_keys_are_told_in_one_go(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = check(capsys, config, "--set", "train.batchsize=7", "--set", "model.width=wide")
+    assert code == 2 and len(err.splitlines()) == 3
+    assert "train.batchsize is not a key" in err and 'model.width is "wide". Allowed: a whole number' in err
+
+
+def test_a_system_is_what_the_file_is_put_over(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, err = check(capsys, config, "--system", "persia")
+    assert (code, err) == (0, "") and out.startswith("memory a rank, with 2 ranks"), "owners and dense ranks are apart"
+    assert check(capsys, config)[1].startswith("memory a rank, with 1 rank")

@@ -20,6 +20,7 @@ OTHERS = {"topology.reduce": "a figure of summary.json", "dense.price": "a secti
 # Documents of other names than keys.
 OF_OTHERS = {
     "architecture.md": "methods of stores",
+    "mistakes.md": "keys as users misspell them",
     "python.md": "attributes of runs",
     "results.md": "names of measurements",
 }

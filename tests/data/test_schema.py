@@ -141,7 +141,7 @@ def test_writer_leaves_no_file_after_an_error(samples: Columns, tmp_path: Path) 
             "/dense: sample 2 of the block has nan in column 0",
         ),
         ({"dense": np.full((4, 1), 1e300)}, "/dense: sample 0 of the block has inf in column 0; dense inputs must be"),
-        ({"label": np.full(4, 2, np.float32)}, "/label: sample 0 of the block has 2.0; labels must be 0 or 1, or betw"),
+        ({"label": np.full(4, 2, np.float32)}, "/label: sample 0 of the block has 2.0; labels must be 0 or 1, or any "),
         ({"sparse": {}}, r"/sparse/a: the block has no such feature"),
         ({"sparse": {"a": Column(np.array([0, 1, 2, 10]))}}, r"id 3 of the block has 10; ids must be in \[0, 10\)"),
         ({"sparse": {"a": Column(np.arange(4), np.array([0, 2, 2, 3, 4]))}}, r"name the feature in `jagged`"),

@@ -162,6 +162,13 @@ def test_roles_are_checked_on_these_nodes(at):
     assert code == 2 and "there is 1 rank, which cannot be split" in said
 
 
+def test_a_system_is_checked_and_handed_on(at):
+    code, said = at("--nodes", "4", "--dry-run", "--system", "persia")
+    assert code == 0 and "my.toml --system persia" in said
+    code, said = at("--nodes", "4", "--dry-run", "--system", "persia", mode="fused")
+    assert code == 0 and "my.toml --system persia" in said, "the file's own keys hold"
+
+
 def test_owners_nodes_are_a_part_of_their_own(at):
     options = [
         "--nodes",

@@ -247,7 +247,7 @@ def test_parquet_gives_the_samples_of_the_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("was", "becomes", "message"),
     [
-        ('labels = ["click", "bought"]', 'labels = ["clicked"]', "no column 'clicked'; it has click, bought"),
+        ('labels = ["click", "bought"]', 'labels = ["clicked"]', "no column 'clicked' .labels of the map.; it has"),
         ("transform = \"log1p\"", "transform = \"log\"", 'dense.price.transform is "log". Allowed: "none", "log1p"'),
         ("min_count = 2", "min_cuont = 2", "sparse.shown.min_cuont is not a key .* Did you mean sparse.shown.min_cou"),
         ("low = 18", "low = 81", "dense.age: low is 81.0, above high, 80.0"),
