@@ -1,6 +1,7 @@
 """What a newcomer meets: whether a run says what held it up, where something does, and nothing where nothing does.
 
-    python benchmarks/first_hour.py [--quick] [--json FILE] [--parts causes,init,newcomer] [--cluster DIR] [--data DIR]
+    python benchmarks/first_hour.py [--quick] [--json FILE] [--parts causes,init,newcomer,mistakes] [--cluster DIR]
+        [--data DIR]
 
 Part ``causes`` (``first_hour_parts/causes_part.py``): six causes are planted in runs on 2 and on 4 ranks, five times
 each, at a strength that costs about a fifth of samples/s; the strength is found by trial, and what it costs is in the
@@ -19,14 +20,17 @@ home goes from a clone to a test AUC with the commands of docs/tutorial.md. ``fi
 takes where nothing has been fetched, ``first_hour.minutes_warm`` the same again; ``first_hour.commands`` and
 ``first_hour.lines`` are what was typed and written by hand. With ``--make-train`` that way is gone too, and what of it
 downloads take is measured apart.
+
+Part ``mistakes`` (JSON in <FILE>_mistakes): ``first_hour.mistakes_caught`` is how many of the forty of docs/mistakes.md
+are caught.
 """
 
 from pathlib import Path
 
 from _report import asked, options
-from first_hour_parts import causes_part, init_part, newcomer_part
+from first_hour_parts import causes_part, init_part, mistakes_part, newcomer_part
 
-PARTS = ("causes", "init", "newcomer")
+PARTS = ("causes", "init", "newcomer", "mistakes")
 
 
 def main() -> None:
@@ -44,8 +48,10 @@ def main() -> None:
             causes_part.run(chosen, arguments.cluster, path, quick=arguments.quick)
         elif part == "init":
             init_part.run(arguments.data, path, quick=arguments.quick)
-        else:
+        elif part == "newcomer":
             newcomer_part.run(path, quick=arguments.quick, make_train=arguments.make_train)
+        else:
+            mistakes_part.run(path)
 
 
 if __name__ == "__main__":

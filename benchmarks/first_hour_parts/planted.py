@@ -14,7 +14,7 @@ class Slow(DLRM):
     """DLRM, and nothing but time besides."""
 
     def __init__(self, features: Any, n_dense: int, *, slow_rank: int, slow_ms: float, **keywords: Any) -> None:
-        sizes = {name: tuple(keywords.pop(name)) for name in ("bottom", "top")}
+        sizes: dict[str, Any] = {name: tuple(keywords.pop(name)) for name in ("bottom", "top")}
         super().__init__(features, n_dense, options=DLRMOptions(**sizes), **keywords)
         rank = os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
         self.slow_s = slow_ms / 1e3 if int(rank) == slow_rank else 0.0

@@ -88,12 +88,12 @@ def _without_compiler() -> Iterator[None]:
     """
     functions = () if _COMPILER in sys.modules else (inspect.unwrap(torch.optim.Optimizer.add_param_group),)
     for function in functions:
-        function.__dynamo_disable = function  # type: ignore[attr-defined]
+        function.__dynamo_disable = function
     try:
         yield
     finally:
         for function in functions:
-            del function.__dynamo_disable  # type: ignore[attr-defined]
+            del function.__dynamo_disable
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named_parameters: Sequence[tuple[str, nn.Parameter]]) -> State:
