@@ -31,7 +31,7 @@ cuda:                 ## setup, and the kernels of GPUs, which nvcc compiles
 	@tools/setup.sh cuda
 
 test-setup:           ## setup, and what tests run besides: the kernels of GPUs on the host, and compiled where nvcc is
-	@tools/setup.sh emulated $(if $(filter mpich,$(MPI)),,$(if $(shell command -v nvcc),cuda))
+	@tools/setup.sh docs emulated $(if $(filter mpich,$(MPI)),,$(if $(shell command -v nvcc),cuda))
 
 wheels: setup         ## all that setup installs, in wheels/ (or ARGS), for a machine without a network
 	@$(venv) tools/wheels.sh $(ARGS)
@@ -65,7 +65,8 @@ lint: setup           ## every linter
 format: setup         ## formats Python, C++ and CUDA
 	@$(venv) ruff format .; ruff check --fix .; find native -regex ".*\.\(cpp\|h\|cu\|cuh\)" | xargs -r clang-format -i
 
-docs: setup           ## docs/ as a site, in build/docs/html; fails on a warning, and on what needs a network
+docs:                 ## docs/ as a site, in build/docs/html; fails on a warning, and on what needs a network
+	@tools/setup.sh docs
 	@$(venv) python tools/docs.py
 
 bench: test-setup     ## every benchmark; JSON in benchmarks/results

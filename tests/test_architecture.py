@@ -23,6 +23,7 @@ ALLOWED = {
     "units": "",
     "clock": "",  # of each thread: whoever waits or works on a thread of its own says so there
     "again": "clock",
+    "cores": "",
     "toml": "again",
     "comm": "clock",
     "plan": "",
@@ -57,10 +58,10 @@ ALLOWED = {
     "dense data models operators embedding disk kernels comm",  # disk: its rate, and what rows take there
     # build: what a configuration needs of memory and disk
     "doctor": "again build config training dense data disk kernels comm",  # disk: rates of that of rows
-    "launcher": "again training toml comm",  # training: attempts of a run; comm: boards of ranks that died
+    "launcher": "again cores training toml comm",  # training: attempts of a run; comm: boards of ranks that died
     # What training does on every rank, whoever asks for it: a command line or the Python interface.
     "cli.train": "again build config report_page training.loop training.lines training.compression training checkpoint "
-    "data embedding comm",
+    "data embedding comm cores",
     # A user's own process: configurations, frames and results go in and out as Python has them.
     "api": "cli.train launcher build toml config training models preparation serving data comm",
     "cli": "again cli.train launcher doctor build systems config report_page training.compression training "

@@ -189,8 +189,7 @@ def test_the_page_says_what_is_unmeasured(tmp_path, monkeypatch) -> None:
     folder.mkdir(parents=True)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     _, found = run(monkeypatch, folder / "gpu.json")
-    monkeypatch.setattr(results, "ROOT", tmp_path)
-    page = results.page()
-    assert "| gpu.step.w1 | unmeasured: no GPU that torch can use | times as fast as torch | >= 5 |  |" in page
+    page = results.page(results.files(folder))
+    assert "| `gpu.step.w1` |  | none: no GPU that torch can use |  | times as fast as torch | >= 5 |" in page
     assert f"Not measured, no GPU that torch can use: {len(found['rows'])} rows." in page
     assert ", no GPU, python" in page and "| case |" not in page

@@ -62,6 +62,8 @@ PARTS = {
     "towers": "speed",
     **{f"towers_{part}": part for part in ("planted", "share", "towers", "short", "codecs", "partition")},
     "towers_movielens": "movielens --data DIR",
+    "first_hour": "causes",
+    **{f"first_hour_{part}": part for part in ("init", "newcomer", "mistakes")},
     "tiers": "disk",
     **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift", "checkpoint", "clock")},
 }

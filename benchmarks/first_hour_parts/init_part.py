@@ -46,7 +46,7 @@ def run(data: Path, path: Path | None, *, quick: bool) -> None:
         for table in tables:
             file, by_hand = TABLES[table]
             rows += _table(Path(name) / table, data / file, by_hand, QUICK_SEEDS if quick else SEEDS)
-    finish("first_hour_init", rows, _claims(rows, quick=quick), path)
+    finish("first_hour", rows, _claims(rows, quick=quick), path)
 
 
 def _table(folder: Path, file: Path, by_hand: Sequence[str], seeds: int) -> list[dict[str, Any]]:

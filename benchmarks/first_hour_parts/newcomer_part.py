@@ -53,7 +53,7 @@ def run(path: Path | None, *, quick: bool, make_train: bool) -> None:
         claim("first_hour.commands", cold["commands"], "to a test AUC", f"<= {COMMANDS}"),
         claim("first_hour.lines", cold["lines"], "written by hand", "<= 0"),
     ]
-    finish("first_hour_newcomer", rows, claims, path)
+    finish("first_hour", rows, claims, path)
 
 
 def _clicks(path: Path, rows: int) -> Path:

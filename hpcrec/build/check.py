@@ -74,7 +74,7 @@ def check_run(config: Config, ranks: int | None, *, here: bool = False) -> list[
         dataset.close()
     if wrong:
         raise wrong[0] if len(wrong) == 1 else CombinedError(str(wrong[0]), wrong)
-    return memory_report(config, ranks)
+    return [] if here else memory_report(config, ranks)
 
 
 def _refuse_missing(config: Config, topology: Topology, *, here: bool) -> None:

@@ -48,10 +48,12 @@ def try_datasets(config: Config) -> tuple[dict[str, DataSet], list[HpcrecError]]
         except DataError as error:
             wrong.append(error)
             continue
-        found[name] = dataset
         train = found.get("train")
         differs = None if train is None else difference(dataset, train) or _names(dataset, train)
-        if differs is not None:
+        if differs is None:
+            found[name] = dataset
+        else:
+            dataset.close()
             wrong.append(
                 ConfigError(
                     f"data.{name} ({path}) has {differs[0]}, but data.train ({config.data.train}) has {differs[1]}. "

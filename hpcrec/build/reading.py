@@ -12,6 +12,7 @@ from hpcrec.checkpoint.files import checkpoints_in
 from hpcrec.comm.failure import end_by_signals
 from hpcrec.config import Config
 from hpcrec.training.compression import advise_reader
+from hpcrec.errors import HpcrecError
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 
@@ -22,13 +23,18 @@ def open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sessi
     So a run is read on any number of ranks, one included, whatever it was trained on; ``[topology]`` but for its
     threads, ``[store]``, and placements on certain owners, do not count.
     """
-    if data is not None:
-        refuse_other_columns(config, data)
     path = data or config.data.test or config.data.validation or config.data.train
     run = Path(config.run.folder)
-    session = open_session(as_read(replace(config, data=replace(config.data, test=path))), reading=True)
+    try:
+        session = open_session(as_read(replace(config, data=replace(config.data, test=path))), reading=True)
+    except HpcrecError:
+        if data is not None:
+            refuse_other_columns(config, data)  # which says better what is wrong
+        raise
     end_by_signals()  # nothing is trained that a stop would save
     main = session.parts.world.main
+    if data is not None:
+        on_root(main, lambda: refuse_other_columns(config, data))
     if checkpoint == "best" and not on_root(main, (checkpoints_in(run) / "best.json").exists):
         checkpoint = "last"
     found = find_checkpoint(run, checkpoint, main)

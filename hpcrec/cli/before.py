@@ -21,13 +21,20 @@ if TYPE_CHECKING:
     from hpcrec.config import Config
 
 
+LIMIT_S = 120.0  # after which ranks are started, whatever the other process does
+# Options of mpirun's and srun's that name hosts, besides those with "host" in their names.
+_NAMING_HOSTS = ("-H", "-f", "-w", "-machinefile", "--machinefile", "--machine-file", "--nodelist", "-F", "--nodefile")
+
+
 def ranks_are_here(hostfile: str | None, options: Sequence[str], environment: Mapping[str, str]) -> bool:
     """Whether ranks will be on this host alone, as far as the launcher's options and the job around it tell."""
     from hpcrec.launcher.restarts import on_several_hosts
 
     elsewhere = "SLURM_JOB_ID" in environment and "SLURMD_NODENAME" not in environment  # a shell beside the job's nodes
-    named = any("host" in option for option in options)
-    return not (elsewhere or named or on_several_hosts(hostfile, environment))
+    words = [word.partition("=")[0] for option in options for word in option.split()]
+    named = any("host" in word or word in _NAMING_HOSTS for word in words)
+    by_default = any("hostfile" in name.lower() for name in environment)  # of Open MPI's and Hydra's settings
+    return not (elsewhere or named or by_default or on_several_hosts(hostfile, environment))
 
 
 def refuse_run(config: "Config", ranks: int) -> None:
@@ -73,7 +80,10 @@ def _look(at: Callable[[], None]) -> None:
     theirs.close()
     error = None
     with contextlib.suppress(EOFError):  # it has ended without a word
-        error = ours.recv()
+        if ours.poll(LIMIT_S):
+            error = ours.recv()
+        else:  # a model of one's own that waits for other ranks, say
+            process.kill()
     process.join()
     if error is not None:
         raise error

@@ -6,7 +6,6 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 import contextlib
 import json
 import math
-import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +35,7 @@ from hpcrec.config import (
     with_absolute_paths,
     with_copied_data,
 )
+from hpcrec.cores import cores_here, cores_of_host
 from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
@@ -424,7 +424,7 @@ def _failed(session: Session, told: telemetry.Telemetry, software: dict[str, str
         "copies": {},
         "rows_ahead": {},
         "dynamic_tables": {},
-        "threads": {str(rank): _threads()},
+        "threads": {},
         "topology": _topology(session),
         "versions": software,
         "advice": [],
@@ -440,7 +440,7 @@ def _summary(session: Session, outcome: Outcome, told: telemetry.Telemetry, soft
     dense = session.topology.is_dense
     mine = (session.parts.timer.seconds(), telemetry.peak_rss_bytes(), dense)
     everyone = main.allgather(mine)
-    threads = {str(rank): of for rank, of in enumerate(main.allgather(_threads()))}
+    threads = {str(rank): of for rank, of in enumerate(main.allgather(_threads(session))) if of is not None}
     times_R = dict(enumerate(main.allgather((_role(session.topology), times))))
     drains_R = main.allgather(session.parts.pipeline.drains)
     owners = {str(rank): found for rank, found in enumerate(main.allgather(_owner(session))) if found is not None}
@@ -479,13 +479,15 @@ def _summary(session: Session, outcome: Outcome, told: telemetry.Telemetry, soft
     }
 
 
-def _threads() -> dict[str, Any]:
-    """This rank's threads for what it computes, the cores that it may use, and how many its host has."""
-    return {
-        "threads": torch.get_num_threads(),
-        "cores": sorted(os.sched_getaffinity(0)),
-        "of_host": os.cpu_count() or 1,
-    }
+def _threads(session: Session) -> dict[str, Any] | None:
+    """This rank's threads for what it computes, the cores that it may use, and how many its host has.
+
+    None where its model is on a GPU.
+    """
+    dense = session.parts.dense
+    if dense is not None and not dense.place.is_host:
+        return None
+    return {"threads": torch.get_num_threads(), "cores": cores_here(), "of_host": cores_of_host()}
 
 
 def _owner(session: Session) -> dict[str, float] | None:

@@ -46,9 +46,10 @@ class Load:
         self.seconds[work] += time.thread_time() - began_s
 
     def figures(self) -> dict[str, float]:
-        """What summary.json says of one owner's work: means over training steps."""
+        """What summary.json says of one owner's work: training steps of this process, and means over them."""
         steps = max(self.steps, 1)
         return {
+            "steps": self.steps,
             "lookups_per_step": self.lookups / steps,
             "distinct_per_step": self.distinct / steps,
             **{f"{work}_ms": 1e3 * seconds / steps for work, seconds in self.seconds.items()},

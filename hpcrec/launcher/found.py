@@ -3,7 +3,6 @@
 Knows Open MPI and MPICH by what they say of themselves. Imports no MPI.
 """
 
-import os
 import re
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from hpcrec.cores import cores_here
 from hpcrec.errors import MissingError
 
 
@@ -55,15 +55,7 @@ def flavour_of(version_text: str) -> str:
 
 def physical_cores() -> int:
     """Cores that this process may use; two hardware threads of a core count once, as mpirun counts them."""
-    cpus = os.sched_getaffinity(0)
-    cores = set()
-    for cpu in cpus:
-        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
-        try:
-            cores.add(tuple((topology / name).read_text() for name in ("physical_package_id", "core_id")))
-        except OSError:
-            return len(cpus)
-    return len(cores)
+    return len(cores_here())
 
 
 def version_text(mpirun: str) -> str:

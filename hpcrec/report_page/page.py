@@ -117,15 +117,15 @@ def write_page(runs: Sequence[Ran], path: Path) -> Path:
 
 def page(runs: Sequence[Ran]) -> str:
     """The page of some runs, as text; raises as ``write_page``."""
+    styles, scripts = _texts(_STYLES), [_texts([name]) for name in _SCRIPTS]
     try:
-        shown = _shown(runs)
+        return _template().render(_shown(runs), style=styles, scripts=scripts)
     except (AttributeError, IndexError, OverflowError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{', '.join(str(run.folder) for run in runs)}: files hold something else than this release of hpcrec "
             f"writes there ({type(error).__name__}: {error}). Leave such a run out, or write its page with the release "
             "that ran it."
         ) from error
-    return _template().render(shown, style=_texts(_STYLES), scripts=[_texts([name]) for name in _SCRIPTS])
 
 
 def _shown(runs: Sequence[Ran]) -> dict[str, Any]:
@@ -322,6 +322,6 @@ def _drawn(curve: Curve, name: str, run: int | None, *, thin: bool) -> dict[str,
         "training": curve.kind == TRAINING,
         "thin": thin,
         "step": curve.steps,
-        "time": [round(at_s, 1) for at_s in curve.seconds_s],
+        "time": [round(at_s, 3) for at_s in curve.seconds_s],
         "value": [float(f"{value:.6g}") for value in curve.values],
     }

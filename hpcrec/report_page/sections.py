@@ -17,7 +17,17 @@ from hpcrec.training.copies import copies_rows
 from hpcrec.units import format_bytes
 
 TICKS = 8  # numbers under bars, at most
-_OWNED = ("rows", "bytes", "lookups_per_step", "distinct_per_step", "read_ms", "find_ms", "gather_ms", "update_ms")
+_OWNED = (
+    "rows",
+    "bytes",
+    "steps",
+    "lookups_per_step",
+    "distinct_per_step",
+    "read_ms",
+    "find_ms",
+    "gather_ms",
+    "update_ms",
+)
 _TIMES = {**times.KINDS, "unaccounted_s": "unaccounted"}
 
 

@@ -85,9 +85,8 @@ class _Run:
         of = self.owners.get(rank)
         if of is None:
             return 0.0
-        return float(
-            self.summary["steps"] * sum(of[f"{work}_ms"] for work in ("read", "find", "gather", "update")) / 1e3
-        )
+        work_ms = sum(of[f"{work}_ms"] for work in ("read", "find", "gather", "update"))
+        return float(of.get("steps", 0) * work_ms / 1e3)
 
     def extra_s(self, rank: int) -> float:
         """How much less an owner would compute for rows with as many lookups as the median of the others has."""
@@ -103,9 +102,13 @@ class _Run:
         middle = statistics.median(others) if others else 0.0
         return max(self.owners[rank][key] / middle, 1.0) if rank in self.owners and middle else 1.0
 
-    def waits(self) -> float:
-        """Seconds that dense ranks wait for others, in the median: no more can be had by making another rank faster."""
-        return statistics.median(rank.for_others_s for rank in self.dense)
+    def waits_for_owners(self) -> float:
+        """Seconds that dense ranks wait for rows, in the median: no more can be had by making an owner faster."""
+        return statistics.median(rank.waited["rows"] for rank in self.dense)
+
+    def took(self) -> int:
+        """Steps that these times are of: those of this attempt, where others went before."""
+        return int(max((of.get("steps", 0) for of in self.owners.values()), default=0))
 
 
 def _rank(rank: int, of: Mapping[str, Any]) -> _Rank:
@@ -126,10 +129,10 @@ def causes(summary: Mapping[str, Any]) -> list[Cause]:
 
 
 def advice(summary: Mapping[str, Any]) -> str:
-    """The sentence: of what cost most, or where nothing stands out what steps were made of; empty if it is unknown."""
+    """The sentence: of what cost most, or where nothing stands out what steps were made of; empty without steps."""
     run = _Run(summary)
     if run.steps_s < SHORTEST_S:
-        return ""
+        return f"Steps took {run.steps_s:.2g} s: too short to tell what held them up." if run.steps_s else ""
     if found := causes(summary):
         return found[0].sentence
 
@@ -167,8 +170,9 @@ def _slow_rank(run: _Run) -> Iterator[Cause]:
         others = [rank for rank in peers if rank is not slow]
         usual_s = statistics.median(rank.computed_s - run.extra_s(rank.rank) for rank in others)
         own_s = slow.computed_s - run.extra_s(slow.rank)
-        share = min(own_s - usual_s, statistics.median(rank.for_others_s for rank in others)) / run.steps_s
-        if share < LEAST or not usual_s:
+        waited_s = run.waits_for_owners() if role == "owner" else statistics.median(of.for_others_s for of in others)
+        share = min(own_s - usual_s, waited_s) / run.steps_s
+        if share < LEAST or usual_s <= 0:
             continue
         kind = {"fused": "", "dense": " of the other dense ranks", "owner": " of the other owners"}[role]
         said = (
@@ -178,7 +182,7 @@ def _slow_rank(run: _Run) -> Iterator[Cause]:
         if slow.delayed is not None and slow.delayed > usual + 0.05:
             why = f"it had no core for {slow.delayed:.0%} of its time, so look what else runs on its host"
         else:
-            why = "look at its host, or leave that out"
+            why = "look at its host, or run without it"
         yield Cause(_SLOW, share, f"{said}, and they wait for it ({share:.0%} of the time of steps): {why}.")
 
 
@@ -195,13 +199,13 @@ def _slow_link(run: _Run) -> Iterator[Cause]:
     hosts = len(set(run.summary["topology"]["host_of_rank"]))
     if share < LEAST:
         return
-    rate = crossed / hosts / messages_s
+    each = crossed / hosts / max(run.summary["steps"], 1)
     yield Cause(
         _LINK,
         share,
-        f"Messages between hosts take {share:.0%} of the time of steps, {format_bytes(crossed / hosts)} of each host "
-        f"at {format_bytes(rate)} a second: send fewer (exchange.codec, dense.compression, policy.name = 'cached'), "
-        "let them cross while models compute (policy.name = 'hybrid'), or use faster links.",
+        f"Messages between hosts take {share:.0%} of the time of steps, {format_bytes(each)} a step of each host, at "
+        f"{format_bytes(each * run.took() / messages_s)} a second: send fewer (exchange.codec, dense.compression, "
+        "policy.name = 'cached'), let them cross while models compute (policy.name = 'hybrid'), or use faster links.",
     )
 
 
@@ -246,7 +250,7 @@ def _skewed_owner(run: _Run) -> Iterator[Cause]:
 
 
 def _few_threads(run: _Run) -> Iterator[Cause]:
-    """Dense ranks compute with fewer threads than they could have."""
+    """Dense ranks compute with fewer threads than there are cores for. Those whose model is on a GPU say none."""
     told = {int(rank): of for rank, of in run.summary.get("threads", {}).items()}
     found = []
     for rank in run.dense:
@@ -254,7 +258,9 @@ def _few_threads(run: _Run) -> Iterator[Cause]:
             continue
         on_host = [other for other in told if run.host(other) == run.host(rank.rank)]
         allowed = {core for other in on_host for core in told[other]["cores"]}
-        fair = max(len(allowed) // len(on_host), 1)
+        all_threads = sum(told[other]["threads"] for other in on_host)
+        n_dense = sum(other.rank in on_host for other in run.dense)
+        fair = min(of["threads"] + max(len(allowed) - all_threads, 0) // n_dense, len(of["cores"]))
         share = rank.worked["model"] / run.steps_s
         if of["threads"] < fair:
             key = f"set topology.dense_threads = {fair}, or leave it and OMP_NUM_THREADS out"
@@ -262,7 +268,7 @@ def _few_threads(run: _Run) -> Iterator[Cause]:
                 f"models compute with {of['threads']} thread{'s' * (of['threads'] != 1)} a rank where {fair} have cores"
             )
             found.append(Cause(_THREADS, share * (1 - of["threads"] / fair), f"{said}: {key}"))
-        wanted = min(sum(told[other]["threads"] for other in on_host), of["of_host"])
+        wanted = min(all_threads, of["of_host"])
         if len(allowed) < wanted:
             n = f"{len(on_host)} rank{'s' * (len(on_host) != 1)}"
             said = (
@@ -284,6 +290,7 @@ def _reader(run: _Run) -> Iterator[Cause]:
         yield Cause(
             _READER,
             share,
-            f"Rank {slow.rank} waits for {share:.0%} of the time of steps until its next batch is read: read ahead "
-            "(data.prefetch above 0), or put the data on a faster disk, as one of the node's own (docs/slurm.md).",
+            f"Rank {slow.rank} waits for {share:.0%} of the time of steps until its next batch is read: put the "
+            "data on a faster disk, as one of the node's own (docs/slurm.md), give the thread that reads a core of its "
+            "own, or read ahead where data.prefetch is 0.",
         )

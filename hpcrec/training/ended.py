@@ -27,7 +27,7 @@ def stop(total_steps: int, name: str) -> dict[str, Any]:
 def ended_words(summary: Mapping[str, Any]) -> str | None:
     """Why the run ended, for a reader; None where the summary, of a release before, does not say it."""
     ended, steps = summary.get("ended"), summary.get("steps")
-    if not isinstance(ended, Mapping):
+    if not isinstance(ended, Mapping) or not ended.get("by"):
         return None
     if ended.get("by") == BY_STEPS:
         return f"all steps done, {steps} of {ended.get('total_steps')}"

@@ -3,6 +3,7 @@
 One screen; all the rest that its summary says is in ``report``. Knows summary.json.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from hpcrec.training.report import quality_rows
 from hpcrec.units import format_bytes
 
 LINES, COLUMNS = 40, 80  # of a terminal; no line is longer, but those of advice, which are whole sentences
-_LEFT_OUT = ("steps wait", "busiest", "rows read", "rows ahead", "slow")  # the page has them
+_LEFT_OUT = ("steps wait", "busiest", "rows read", "rows ahead")  # the page has them
 
 
 def of_end(summary: Mapping[str, Any]) -> str:
@@ -27,13 +28,12 @@ def of_end(summary: Mapping[str, Any]) -> str:
 
 
 def _folded(name: str, value: str, wide: int) -> Sequence[str]:
-    """A row, on as many lines as it takes; broken where a comma is, else not at all."""
-    lines = [f"{name:<{wide}}  "]
-    for i, part in enumerate(value.split(", ")):
-        more = (", " if i else "") + part
-        if i and len(lines[-1]) + len(more) + 1 > COLUMNS:
-            lines[-1] += ","
+    """A row, on as many lines as it takes; broken behind commas and colons, else not at all."""
+    first, *parts = re.split("(?<=[,:]) ", value)
+    lines = [f"{name:<{wide}}  {first}"]
+    for part in parts:
+        if len(lines[-1]) + 1 + len(part) > COLUMNS:
             lines.append(" " * (wide + 2) + part)
         else:
-            lines[-1] += more
+            lines[-1] += f" {part}"
     return lines

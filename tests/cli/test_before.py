@@ -1,6 +1,7 @@
 """What another process finds before ranks start; and that ranks start where it cannot tell."""
 
 import os
+import time
 
 import pytest
 
@@ -32,12 +33,23 @@ def test_a_process_that_cannot_tell_refuses_nothing(capfd: pytest.CaptureFixture
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_process_that_waits_for_ever_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(before, "LIMIT_S", 0.2)
+    began_s = time.monotonic()
+    before._look(lambda: time.sleep(60))
+    assert time.monotonic() - began_s < 30
+
+
 @pytest.mark.parametrize(
     ("hostfile", "options", "environment", "here"),
     [
         (None, (), {}, True),
         ("hosts", (), {}, False),
         (None, ("--host a,b",), {}, False),
+        (None, ("-H a,b",), {}, False),
+        (None, ("--machinefile", "m"), {}, False),
+        (None, ("--nodelist=n1",), {}, False),
+        (None, (), {"PRTE_MCA_prte_default_hostfile": "m"}, False),
         (None, ("--bind-to core",), {}, True),
         (None, (), {"SLURM_JOB_ID": "7"}, False),
         (None, (), {"SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1"}, True),

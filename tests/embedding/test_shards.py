@@ -275,7 +275,7 @@ def test_imbalance_of_owners() -> None:
     held = {"rows": 100, "bytes": 800}
     figures = [{**held, **even.figures()}, {**held, **none.figures()}]
     assert figures[0] == {
-        **held, "lookups_per_step": 100, "distinct_per_step": 50,
+        **held, "steps": 10, "lookups_per_step": 100, "distinct_per_step": 50,
         "read_ms": pytest.approx(900), "find_ms": pytest.approx(20),
         "gather_ms": pytest.approx(10), "update_ms": pytest.approx(30),
     }  # fmt: skip

@@ -24,7 +24,14 @@ def rank(role: str = "fused", **seconds: float) -> dict[str, Any]:
 
 def owner(lookups: float = 1000.0, ms: float = 8.0) -> dict[str, float]:
     work = {"read_ms": ms / 4, "find_ms": 0.0, "gather_ms": ms / 4, "update_ms": ms / 2}
-    return {"rows": 10, "bytes": 10, "lookups_per_step": lookups, "distinct_per_step": lookups / 2, **work}
+    return {
+        "rows": 10,
+        "bytes": 10,
+        "steps": STEPS,
+        "lookups_per_step": lookups,
+        "distinct_per_step": lookups / 2,
+        **work,
+    }
 
 
 def summary(*ranks: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -61,7 +68,10 @@ def test_cores_that_others_use_are_told_where_the_run_has_enough() -> None:
 
 def test_nothing_is_said_of_a_run_of_a_second() -> None:
     short = dict.fromkeys(("model", "rows", "rows_wait", "sums_wait", "data", "data_wait"), 0.01)
-    assert causes(summary(rank(**short), rank(**short))) == [] and advice(summary(rank(**short), rank(**short))) == ""
+    told = summary(rank(**short), rank(**short))
+    assert (causes(told), advice(told)) == ([], "Steps took 0.06 s: too short to tell what held them up.")
+    none = summary(rank(**dict.fromkeys(short, 0.0)))
+    assert (causes(none), advice(none)) == ([], "")
 
 
 def test_a_slow_rank_is_named_by_what_the_others_wait() -> None:
@@ -70,7 +80,7 @@ def test_a_slow_rank_is_named_by_what_the_others_wait() -> None:
     assert (cause.name, cause.share) == ("slow rank", pytest.approx(0.32))
     assert cause.sentence == (
         "Rank 1 computes for 1.5 times as long as the median of the others, and they wait for it (32% of the time of "
-        "steps): look at its host, or leave that out."
+        "steps): look at its host, or run without it."
     )
     crowded = copy.deepcopy(slow) | {"delayed_s": 36.0}
     assert "it had no core for 30% of its time, so look what else runs on its host" in advice(summary(rank(), crowded))
@@ -93,12 +103,28 @@ def test_a_slow_rank_is_looked_for_among_those_of_its_role() -> None:
     assert "of the other owners" in cause.sentence
 
 
+def test_steps_of_attempts_before_count_for_nothing() -> None:
+    """Times and work are of this attempt; steps and bytes that were sent, of the whole run."""
+    uneven = {str(i): owner(lookups=1150.0 if i == 1 else 1000.0) for i in range(4)}
+    assert causes(summary(owners=uneven, steps=20 * STEPS)) == []
+    wire = {"values": {"same_host": 0, "cross_host": 20 * 8 * 10**8}}
+    told = summary(steps=20 * STEPS, wire_bytes=wire, topology={"host_of_rank": [0, 0, 1, 1]})
+    assert "400.00 kB a step of each host, at 11.11 MB a second" in advice(told)
+
+
+def test_an_owner_is_slow_only_as_far_as_dense_ranks_wait_for_rows() -> None:
+    owners = [rank("owner", model=0.0, rows=5.0, rows_wait=91.0), rank("owner", model=0.0, rows=25.0, rows_wait=71.0)]
+    dense = [rank("dense", model=90.0, rows=2.0, rows_wait=2.0, sums_wait=2.0) for _ in range(2)]
+    assert causes(summary(*owners, *dense)) == []
+
+
 def test_links_between_hosts_are_named_with_their_rate() -> None:
     wire = {"values": {"same_host": 10**9, "cross_host": 8 * 10**8}}
     (cause,) = causes(summary(wire_bytes=wire, topology={"host_of_rank": [0, 0, 1, 1]}))
     assert (cause.name, cause.share) == ("slow link", pytest.approx(0.36))
     assert cause.sentence.startswith(
-        "Messages between hosts take 36% of the time of steps, 400.00 MB of each host at 11.11 MB a second: send fewer"
+        "Messages between hosts take 36% of the time of steps, 400.00 kB a step of each host, at 11.11 MB a second: "
+        "send fewer"
     )
 
 
@@ -152,6 +178,13 @@ def test_an_owner_with_more_lookups_is_named_and_is_no_slow_rank() -> None:
 def test_cores_that_are_left_idle_are_named(threads: dict[str, Any], said: str) -> None:
     (cause,) = causes(summary(threads={str(i): threads for i in range(4)}))
     assert (cause.name, cause.sentence) == ("few threads", said)
+
+
+def test_cores_that_owners_beside_have_threads_for_are_not_idle() -> None:
+    ranks = [rank("owner", model=0.0), rank("dense")]
+    cores = [0, 1, 2, 3, 4, 5, 6, 7]
+    threads = {str(i): {"threads": n, "cores": cores, "of_host": 8} for i, n in enumerate((6, 2))}
+    assert causes(summary(*ranks, threads=threads)) == []
 
 
 def test_more_ranks_than_cores_is_no_want_of_threads() -> None:
