@@ -11,8 +11,8 @@ from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.files import checkpoints_in
 from hpcrec.comm.failure import end_by_signals
 from hpcrec.config import Config
-from hpcrec.training.compression import advise_reader
 from hpcrec.errors import HpcrecError
+from hpcrec.training.compression import advise_reader
 from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 
