@@ -18,8 +18,8 @@ _HEAD = """\
 
 What hpcrec says to {of} mistakes that users make, those of other libraries of the kind among them. What can be known
 before ranks start is told before any is started: `hpcrec run` looks at the configuration, the data sets, the model and
-the checkpoint to go on from, where the ranks will be on this host, and `hpcrec config check` says the same anywhere, but
-of GPUs.
+the checkpoint to go on from, where the ranks will be on this host, and `hpcrec config check` says the same anywhere,
+but of GPUs.
 Each message names the key, option or column, what was found there, and what to write.
 
 `tests/first_hour/test_mistakes.py` makes each mistake and holds the message to that; this page is written by

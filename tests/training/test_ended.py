@@ -46,7 +46,7 @@ def test_a_run_that_stops_early_says_so_and_what_its_metrics_are_of(folder: Path
     auc = f"test auc {told['eval']['auc']:.6g}"
     parallel_assert(f"{'ended':<18}{why}" in shown, msg=str(shown))
     parallel_assert(any(x.startswith(f"{'evaluated':<18}test data, best checkpoint, step 2: {auc}") for x in shown))
-    for text in (page, said):
+    for text in (" ".join(text.split()) for text in (page, said)):  # the screen folds its lines
         parallel_assert(why in text and "test data, best checkpoint, step 2" in text and "test auc" in text, msg=text)
     parallel_assert(status.status_of(folder / "run").ended == wanted)
 
