@@ -6,9 +6,11 @@
 Part ``causes`` (``first_hour_parts/causes_part.py``): six causes are planted in runs on 2 and on 4 ranks, five times
 each, at a strength that costs about a fifth of samples/s; the strength is found by trial, and what it costs is in the
 table. ``first_hour.causes_named`` is how many of the six are the sentence at the end of every one of their runs, and on
-top of its page. ``first_hour.false_blame`` is how many of twenty runs with nothing planted are told of a cause. Slow
-links need emulated hosts, which are those of ``--cluster``; without them that cause is not planted, and not named.
-More ranks than cores, and whatever else the machine does, are seen by these runs: it has to be quiet.
+top of its page, where the median cost of these runs is 10 to 35 %; but that of too few threads, which has one strength
+on these cores (all ranks on one of them), may be any. ``first_hour.false_blame`` is how many of twenty runs with
+nothing planted are told of a cause. Slow links need emulated hosts, which are those of ``--cluster``; without them that
+cause is not planted, and not named. More ranks than cores, and whatever else the machine does, are seen by these runs:
+it has to be quiet.
 
 Part ``init`` (``first_hour_parts/init_part.py``, JSON in <FILE>_init): ``hpcrec init`` on both MovieLens tables of
 ratings, which are in ``--data``, as it drafts them, beside a map and a configuration that are written by hand.
@@ -16,10 +18,10 @@ ratings, which are in ``--data``, as it drafts them, beside a map and a configur
 table where it is more.
 
 Part ``newcomer`` (``first_hour_parts/newcomer_part.py``, JSON in <FILE>_newcomer): a stranger with a CSV in an empty
-home goes from a clone to a test AUC with the commands of docs/tutorial.md. ``first_hour.minutes_cold`` is what that
-takes where nothing has been fetched, ``first_hour.minutes_warm`` the same again; ``first_hour.commands`` and
-``first_hour.lines`` are what was typed and written by hand. With ``--make-train`` that way is gone too, and what of it
-downloads take is measured apart.
+home goes from a clone to a test AUC by the first block of docs/tutorial.md. ``first_hour.minutes_cold`` is what
+cloning, an environment and that take where nothing has been fetched, ``first_hour.minutes_warm`` the same again;
+``first_hour.commands`` and ``first_hour.lines`` are what the block has to be typed and written by hand. With
+``--make-train`` that way is gone too, and what of it downloads take is measured apart.
 
 Part ``mistakes`` (JSON in <FILE>_mistakes): ``first_hour.mistakes_caught`` is how many of the forty of docs/mistakes.md
 are caught.

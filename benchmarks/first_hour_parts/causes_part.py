@@ -21,6 +21,7 @@ from on_ranks.launch import why_no_hosts
 from hpcrec.training.advice import causes
 
 HERE = Path(__file__).resolve().parent
+LEAST_COST, MOST_COST = 0.1, 0.35  # of samples/s, the median of the runs that count as planted at a fifth
 COST, NEAR, TRIES = 0.2, 0.05, 4  # of samples/s; how near is enough; runs until the strength is taken as it is
 CONFIG = """
 [data]
@@ -232,13 +233,23 @@ def _run(line: Sequence[str], environment: Mapping[str, str]) -> None:
         sys.exit(f"{' '.join(line)} ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-3000:]}")
 
 
+def _near_a_fifth(rows: Sequence[Mapping[str, Any]]) -> bool:
+    return not rows or LEAST_COST <= statistics.median(row["cost"] for row in rows) <= MOST_COST
+
+
+def _ranks(rows: Sequence[Mapping[str, Any]]) -> set[int]:
+    return {row["ranks"] for row in rows}
+
+
 def _claims(rows: Sequence[Mapping[str, Any]], missing: Mapping[str, str]) -> list[dict[str, Any]]:
     """How many causes every one of their runs named, and how many healthy runs were blamed."""
     of_cause = {name: [row for row in rows if row["cause"] == name] for name in PLANTED}
     named = [
         name
         for name, found in of_cause.items()
-        if found and all(row["first"] == PLANTED[name].cause and row["on_page"] for row in found)
+        if found
+        and all(row["first"] == PLANTED[name].cause and row["on_page"] for row in found)
+        and (PLANTED[name].fixed or all(_near_a_fifth([r for r in found if r["ranks"] == n]) for n in _ranks(found)))
     ]
     healthy = [row for row in rows if row["cause"] == "healthy"]
     blamed = sum(bool(row["found"]) for row in healthy)

@@ -83,7 +83,7 @@ _COMPILER = "torch._dynamo"
 def _without_compiler() -> Iterator[None]:
     """Torch's compiler is not imported for what it is told here: to leave an optimizer's own functions alone.
 
-    It takes every rank 2 seconds of its start, and what is not there compiles nothing. Torch looks for what the
+    It takes every rank a second or two of its start, and what is not there compiles nothing. Torch looks for what the
     compiler has made of such a function in an attribute of it; where later versions do not, they import it.
     """
     functions = () if _COMPILER in sys.modules else (inspect.unwrap(torch.optim.Optimizer.add_param_group),)
@@ -93,7 +93,7 @@ def _without_compiler() -> Iterator[None]:
         yield
     finally:
         for function in functions:
-            del function.__dynamo_disable
+            function.__dict__.pop("__dynamo_disable", None)
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, named_parameters: Sequence[tuple[str, nn.Parameter]]) -> State:

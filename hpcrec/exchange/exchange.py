@@ -528,10 +528,10 @@ class Exchange:
             The verdict, on every rank.
         """
         asked, served, way, passage = route.asked, route.served, self._way, route.passage
-        sent_R = self._zeros_R if asked is None else asked.gradient_bytes_R
-        due_R = self._due_R if served is None else served.gradient_bytes_R
-        behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
         with self._timer("disassemble"):
+            sent_R = self._zeros_R if asked is None else asked.gradient_bytes_R
+            due_R = self._due_R if served is None else served.gradient_bytes_R
+            behind = 0 if served is None else served.gradients_behind * self.dtype.itemsize
             sent = self._back.message(sent_R, behind, "gradients") if passage is None else passage.flat
             assert sent is not None, "gradients are pushed first"
             if asked is not None and passage is None:

@@ -13,6 +13,7 @@ from typing import Any
 from hpcrec.units import format_bytes
 
 LEAST = 0.1  # of the time of steps: what a cause has to cost
+MUCH = 0.5  # of the time of steps: a wait that is told though no cause of it is known
 SHARED = 0.3  # of a rank's time without a core, where there are enough: its own other threads take some of it
 SHORTEST_S = 2.0  # of steps, of which anything can be told
 _SLOW, _LINK, _DISK = "slow rank", "slow link", "slow disk"
@@ -142,8 +143,22 @@ def advice(summary: Mapping[str, Any]) -> str:
     model = share([rank.worked["model"] for rank in run.dense])
     rows = share([rank.waited["rows"] for rank in run.dense])
     sums = share([rank.waited["sums"] for rank in run.dense])
+    if run.waits_for_owners() >= MUCH * run.steps_s:
+        return _waits_for_rows(run, rows, model) + _shared_cores(run)
     said = f"Nothing stands out: of the time of steps {model} compute the model, {rows} wait for rows, {sums} for sums."
     return said + _shared_cores(run)
+
+
+def _waits_for_rows(run: _Run, rows: str, model: str) -> str:
+    """What a run mostly waits for, where no rank is to blame for it: all owners alike, or messages within a host."""
+    said = f"Dense ranks wait for rows for {rows} of the time of steps, and compute the model for {model}"
+    owners = [rank for rank in run.ranks if rank.role == "owner"]
+    busy = statistics.median(rank.computed_s for rank in owners) / run.steps_s if owners else 0.0
+    if busy >= MUCH / 2:
+        return f"{said}; owners compute for {busy:.0%} of it: raise topology.owners, or topology.owner_threads."
+    return (
+        f"{said}: let rows cross while models compute (policy.name = 'hybrid' or 'ahead'), or raise train.batch_size."
+    )
 
 
 def _shared_cores(run: _Run) -> str:

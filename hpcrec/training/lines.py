@@ -104,9 +104,9 @@ class Lines:
     def end_step(self, step: Step) -> None:
         """It has been run."""
         session = self._session
-        self._work.end_step(0 if step.batch is None else len(step.batch.label))
-        if session.last_logits is not None and step.batch is not None:
-            with session.parts.timer("telemetry"):
+        with session.parts.timer("telemetry"):
+            self._work.end_step(0 if step.batch is None else len(step.batch.label))
+            if session.last_logits is not None and step.batch is not None:
                 self._running.update(session.last_logits.cpu().numpy(), step.batch.label, step.batch.weight)
 
     def write(self, loss: float) -> None:

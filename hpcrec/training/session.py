@@ -221,6 +221,8 @@ class Session:
             others = nonfinite_gradients((), (), inputs.results(), dense.reducer.nonfinite) if bad else []
             if bad and not others and self.guard.drops and math.isfinite(loss):
                 self._dropped, bad = zero_nonfinite(inputs.leaves, inputs.vectors()), []
+            del total
+            losses_B = losses_B.detach()  # the graph goes here, and not when this returns, where it is of no phase
         if not bad and math.isfinite(loss):
             return loss, None
         seen = (ticket.batch, samples, inputs.vectors(), losses_B, self.last_logits)

@@ -28,6 +28,9 @@ NOT_RUN = {
     ("README.md", "mpirun -n 64 .venv/bin/hpcrec train my.toml"): CLUSTER,
     ("CONTRIBUTING.md", "make setup"): "is what .ci/run does",
     ("CONTRIBUTING.md", ". .venv/bin/activate"): "runs tests, among which it would be",
+    ("docs/tutorial.md", "pip install ."): (
+        "installs into an environment; benchmarks/first_hour.py takes it from the page, which then goes the same way"
+    ),
     ("docs/architecture.md", TRACE): (
         "writes a page of this checkout; tests/test_step_trace.py looks at what it wrote"
     ),

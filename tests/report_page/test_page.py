@@ -95,7 +95,7 @@ def test_the_page_stands_alone_and_shows_the_run(tmp_path: Path) -> None:
         "1 update 20.0% 200 rows",
     ):
         assert shown in found.text, shown
-    assert "What to do" not in found.text
+    assert "Advice" not in found.text
 
 
 def test_tables_that_say_nothing_are_left_out() -> None:
@@ -237,8 +237,8 @@ def test_a_run_under_way_and_one_that_failed_say_so(tmp_path: Path) -> None:
 def test_advice_stands_on_top(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", summary=summary(advice=["Take 3 owners: they are waited for."]))
     text = Page(page([read(run)])).text
-    assert "What to do Take 3 owners: they are waited for. auc 0.7900" in text
-    slow = "Slow rank 1 on node<7> (owner): 2.0 times the median of its role for its work What to do"
+    assert "Advice Take 3 owners: they are waited for. auc 0.7900" in text
+    slow = "Slow rank 1 on node<7> (owner): 2.0 times the median of its role for its work Advice"
     assert slow in text
     assert "Slow" not in Page(page([read(write_run(tmp_path / "even", summary=summary(slow_ranks=[])))])).text
 

@@ -66,6 +66,18 @@ def test_cores_that_others_use_are_told_where_the_run_has_enough() -> None:
     assert advice(summary(*crowded, threads=of_two)).endswith("16% for sums.")  # its own ranks share a core
 
 
+def test_much_waiting_for_rows_is_told_though_no_rank_is_to_blame() -> None:
+    owners = [rank("owner", model=0.0, rows=60.0, rows_wait=36.0) for _ in range(2)]
+    dense = [rank("dense", model=18.0, rows=2.0, rows_wait=70.0, sums_wait=6.0) for _ in range(2)]
+    told = summary(*owners, *dense)
+    assert causes(told) == [] and advice(told) == (
+        "Dense ranks wait for rows for 70% of the time of steps, and compute the model for 18%; owners compute for 60% "
+        "of it: raise topology.owners, or topology.owner_threads."
+    )
+    fused = summary(*(rank(model=18.0, rows=2.0, rows_wait=70.0, sums_wait=6.0) for _ in range(2)))
+    assert causes(fused) == [] and "let rows cross while models compute" in advice(fused)
+
+
 def test_nothing_is_said_of_a_run_of_a_second() -> None:
     short = dict.fromkeys(("model", "rows", "rows_wait", "sums_wait", "data", "data_wait"), 0.01)
     told = summary(rank(**short), rank(**short))
