@@ -87,7 +87,7 @@ ELSEWHERE = {
 
 def clicks(reading: Reading) -> None:
     """The table of the tutorial, which README has too."""
-    reading.run(next(blocks("docs/tutorial.md", (ROOT / "docs" / "tutorial.md").read_text())))
+    reading.run(run_here("docs/tutorial.md")[0])
 
 
 def synthetic(reading: Reading) -> None:
