@@ -1,7 +1,7 @@
 """What a newcomer meets: whether a run says what held it up, where something does, and nothing where nothing does.
 
-    python benchmarks/first_hour.py [--quick] [--json FILE] [--parts causes,init,newcomer,mistakes] [--cluster DIR]
-        [--data DIR]
+    python benchmarks/first_hour.py [--quick] [--json FILE] [--parts causes,init,newcomer,mistakes,blocks,page]
+        [--cluster DIR] [--data DIR]
 
 Part ``causes`` (``first_hour_parts/causes_part.py``): six causes are planted in runs on 2 and on 4 ranks, five times
 each, at a strength that costs about a fifth of samples/s; the strength is found by trial, and what it costs is in the
@@ -25,14 +25,19 @@ cloning, an environment and that take where nothing has been fetched, ``first_ho
 
 Part ``mistakes`` (JSON in <FILE>_mistakes): ``first_hour.mistakes_caught`` is how many of the forty of docs/mistakes.md
 are caught.
+
+Part ``blocks`` (``first_hour_parts/blocks_part.py``, JSON in <FILE>_blocks): ``docs.blocks_run`` is how many blocks of
+commands and of Python, in README and docs/, did what their page says. Part ``page`` (``first_hour_parts/page_part.py``,
+JSON in <FILE>_page): ``report.overflow_px`` is how far anything of the report page stands out of a window of 360, 800
+or 1,400 px, in Chromium, in any theme and in print.
 """
 
 from pathlib import Path
 
 from _report import asked, options
-from first_hour_parts import causes_part, init_part, mistakes_part, newcomer_part
+from first_hour_parts import blocks_part, causes_part, init_part, mistakes_part, newcomer_part, page_part
 
-PARTS = ("causes", "init", "newcomer", "mistakes")
+PARTS = ("causes", "init", "newcomer", "mistakes", "blocks", "page")
 
 
 def main() -> None:
@@ -53,7 +58,7 @@ def main() -> None:
         elif part == "newcomer":
             newcomer_part.run(path, quick=arguments.quick, make_train=arguments.make_train)
         else:
-            mistakes_part.run(path)
+            {"mistakes": mistakes_part, "blocks": blocks_part, "page": page_part}[part].run(path)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,9 @@ PARTS = {
     **{f"towers_{part}": part for part in ("planted", "share", "towers", "short", "codecs", "partition")},
     "towers_movielens": "movielens --data DIR",
     "first_hour": "causes",
-    **{f"first_hour_{part}": part for part in ("init", "newcomer", "mistakes")},
+    **{f"first_hour_{part}": part for part in ("init", "newcomer", "mistakes", "blocks", "page")},
+    "times": "cost",
+    "times_adds_up": "adds_up",
     "tiers": "disk",
     **{f"tiers_{part}": part for part in ("stays", "stores", "runs", "drift", "checkpoint", "clock")},
 }

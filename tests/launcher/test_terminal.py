@@ -1,76 +1,58 @@
-"""What a user sees of ``hpcrec run -n 2 -- train``: a live bar on a terminal, whole lines in a log."""
+"""What a user sees of ``hpcrec run -n 2 -- train``: a live bar on a terminal, whole lines in a log, then one screen."""
 
-import os
-import pty
-import subprocess
-import sys
-import termios
-import threading
 from pathlib import Path
 
 import pytest
 
-from hpcrec.config import to_toml
 from hpcrec.launcher.mpirun import Launch, mpirun_line
-from tests.training.runs import config_for, write_data
+from tests.docs.pages import ROOT, blocks
+from tests.launcher.screens import COLUMNS, LINES, STEPS, bars, page, record, shapes, stands
 
-STEPS = 40
+PAGE = "docs/screens.md"
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    folder = tmp_path_factory.mktemp("terminal")
-    write_data(folder / "data.h5")
-    config = config_for(
-        folder, train={"steps": STEPS, "log_every": 1}, checkpoint={"resume": "never"}, run={"progress": True}
-    )
-    (folder / "config.toml").write_text(to_toml(config))
-    return [sys.executable, "-m", "hpcrec", "run", "-n", "2", "--", "train", str(folder / "config.toml")]
+def recorded() -> tuple[str, str]:
+    return record()
 
 
-def read_all(descriptor: int, found: bytearray) -> None:
-    """Until the other end is closed, which a pty tells by an error."""
-    try:
-        while data := os.read(descriptor, 65536):
-            found += data
-    except OSError:
-        pass
-
-
-def on_a_terminal(command: list[str], columns: int) -> str:
-    """What a command writes to stderr, a terminal of so many columns."""
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(theirs, (24, columns))
-    found = bytearray()
-    reader = threading.Thread(target=read_all, args=(ours, found))
-    reader.start()
-    environment = {name: text for name, text in os.environ.items() if name != "HPCREC_TERMINAL"}
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, check=False)
-    finally:
-        os.close(theirs)
-        reader.join()
-        os.close(ours)
-    assert done.returncode == 0, found.decode()
-    return found.decode()
-
-
-def test_a_terminal_has_a_bar_that_moves(command: list[str]) -> None:
-    said = on_a_terminal(command, 100)
-    drawn = [one for one in said.split("\r") if f"/{STEPS} [" in one]
+def test_a_terminal_has_a_bar_that_moves(recorded: tuple[str, str]) -> None:
+    drawn = bars(recorded[0])
     seen = {one.partition(f"/{STEPS} [")[0].split()[-1].rpartition("|")[2] for one in drawn}
-    assert len(seen) > 2 and str(STEPS) in seen, said
-    assert all(len(one.rstrip("\n")) <= 100 for one in drawn) and any("loss=" in one for one in drawn)
+    assert len(seen) > 2 and str(STEPS) in seen, recorded[0]
+    assert all(len(one) <= COLUMNS for one in drawn) and any("loss=" in one for one in drawn)
 
 
-def test_a_log_has_whole_lines(command: list[str]) -> None:
-    environment = {**os.environ, "HPCREC_TERMINAL": "80"}  # of a launcher around it, whose terminal is not this log
-    done = subprocess.run(command, capture_output=True, env=environment, text=True, check=False)
-    assert done.returncode == 0 and "\r" not in done.stderr, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("step ")]
+def test_a_log_has_whole_lines(recorded: tuple[str, str]) -> None:
+    assert "\r" not in recorded[1]
+    lines = [line for line in recorded[1].splitlines() if line.startswith("step ")]
+    lines = [line for line in lines if " of " in line]
     assert lines[0].startswith(f"step 1 of {STEPS}, ") and lines[-1].startswith(f"step {STEPS} of {STEPS}, loss ")
     for word in ("train_auc", "samples/s", "waiting", "memory", "left"):
         assert word in lines[-1]
+
+
+def test_the_end_is_one_screen_as_the_page_has_it(recorded: tuple[str, str]) -> None:
+    """On a terminal and in a log: the same rows of the same words, no line cut, labels by their names."""
+    shown = [block.text.splitlines() for block in blocks(PAGE, (ROOT / PAGE).read_text())]
+    for said, of_page in zip(recorded, shown[1:], strict=True):
+        lines = stands(said)
+        assert shapes(lines) == shapes(of_page)
+        end = lines[lines.index(next(line for line in lines if line.startswith("status"))) :]
+        assert len(end) < LINES and max(map(len, end[: end.index("")])) <= COLUMNS
+        time = end[[line.startswith("time ") for line in end].index(True) :]
+        assert {"steps", "set-up"} <= {line.split()[0] for line in time[1:] if line.startswith("  ")}
+        assert end[end.index("") + 1], "a sentence on what held steps up, or that it cannot be told"
+
+
+def test_the_page_is_of_a_run_as_these(recorded: tuple[str, str]) -> None:
+    words = [block.text for block in blocks(PAGE, (ROOT / PAGE).read_text())]
+    text, now = (ROOT / PAGE).read_text(), page(*recorded)
+    for block in words:
+        text = text.replace(block, "")
+    for block in blocks(PAGE, now):
+        now = now.replace(block.text, "")
+    assert text == now, "python -m tests.launcher.screens > docs/screens.md"
 
 
 def test_the_word_of_a_terminal_goes_to_other_hosts_too(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from hpcrec.report_page.folder import Ran, read_run
 from hpcrec.report_page.page import write_page
+from tests.counts import keep_counts
 from tests.report_page.made import HOSTILE, lines_of, summary_of, write_run
 from tests.training.test_telemetry import summary
 
@@ -27,12 +28,26 @@ WIDER = """() => [...document.querySelectorAll("body *")]
 BEYOND = """() => [...document.querySelectorAll("main *")]
     .filter((e) => e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
     .map((e) => e.tagName + "." + e.className + ": " + e.textContent.slice(0, 40))"""
+OUT_PX = """() => Math.max(
+    document.documentElement.scrollWidth - document.documentElement.clientWidth,
+    ...[...document.querySelectorAll("main *")]
+        .map((e) => e.getBoundingClientRect().right - document.documentElement.clientWidth),
+)"""
 PAINTED = """() => [...document.querySelectorAll(".chart canvas")].map((canvas) => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
     const colors = new Set();
     for (let i = 0; i < data.length; i += 4) if (data[i + 3] > 200) colors.add(data.slice(i, i + 3).join());
     return colors.size;
 })"""
+
+
+LOOKS: list[dict[str, Any]] = []  # how far anything stood out of the window in each, for benchmarks/first_hour.py
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kept_looks() -> Iterator[None]:
+    yield
+    keep_counts("pages", {"looks": LOOKS})
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +101,8 @@ def opened(browser: Browser) -> Iterator[Any]:
     assert len(asked) == len(contexts) and all(url.startswith("file://") for url in asked), asked
 
 
-def fits(page: Page) -> None:
+def fits(page: Page, **about: Any) -> None:
+    LOOKS.append({**about, "overflow_px": max(0.0, round(page.evaluate(OUT_PX), 2))})
     widths = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert widths[0] <= widths[1]
     assert page.evaluate(WIDER) == [] and page.evaluate(BEYOND) == []
@@ -99,10 +115,11 @@ def test_it_fits_says_nothing_and_asks_for_nothing(
     pages: dict[str, Path], opened: Any, name: str, width: int, theme: str
 ) -> None:
     page = opened(pages[name], width, theme)
-    fits(page)
+    about = {"page": name, "width": width, "theme": theme}
+    fits(page, **about)
     page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true })")
     page.wait_for_timeout(100)
-    fits(page)
+    fits(page, **about, unfolded=True)
     painted = page.evaluate(PAINTED)
     assert len(painted) == page.locator("[data-chart]").count() == (0 if name == "failed" else 7)
     assert all(colors > 3 for colors in painted)
@@ -144,7 +161,7 @@ def test_in_print_it_is_light_whole_and_fits(pages: dict[str, Path], opened: Any
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     page.wait_for_timeout(100)
-    fits(page)
+    fits(page, page="several", width=700, print=True)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("details:not(.numbers):not([open])").count() == 0
     page.emulate_media(media="screen")

@@ -20,6 +20,7 @@ from hpcrec.training import report
 from hpcrec.training.session import Session
 from hpcrec.training.timer import Times
 from hpcrec.training.times import tables, times_of
+from tests.counts import keep_counts
 from tests.together import on_every_rank
 from tests.training.runs import config_for, write_data
 
@@ -67,6 +68,9 @@ def test_parts_add_up_to_the_wall_clock_of_every_rank(case: str, folder: Path) -
         parts = [mine[kind] for kind in ("worked_s", "waited_s", "idle_s", "unaccounted_s")]
         assert min(parts) >= 0 and sum(parts) == pytest.approx(mine["whole_s"], abs=1e-6)
         assert 0.5 * wall_s < mine["whole_s"] <= wall_s, "from the session's begin to the summary"
+        if COMM.rank == 0:
+            shares = {rank: of["unaccounted_s"] / of["whole_s"] for rank, of in found["ranks"].items()}
+            keep_counts(f"times-{case}-{COMM.size}", {"case": case, "ranks": COMM.size, "unaccounted": shares})
         assert mine["unaccounted_s"] <= MOST_UNACCOUNTED * mine["whole_s"], mine
         for of in found["roles"].values():
             slowest = [seconds["slowest"] for kinds in of["parts"].values() for seconds in kinds.values()]
