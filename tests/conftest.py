@@ -85,7 +85,7 @@ class Outcomes:
     """Writes what happens as it happens, so that a crash or a hang leaves it behind."""
 
     def __init__(self, file: TextIO) -> None:
-        self._file = file
+        self._file, self._cpu_s = file, 0.0
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Any:
@@ -102,11 +102,19 @@ class Outcomes:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """Notes that a test began: one without an outcome crashed or hung."""
         self._file.write(f"began {nodeid}\n")
+        self._cpu_s = cpu_s()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Notes a test's outcome: that of its call, or of a set-up or tear-down that did not pass."""
         if report.when == "call" or report.outcome != "passed":
             self._file.write(f"{report.outcome} {report.nodeid}\n")
+        if report.when == "teardown":
+            self._file.write(f"took {cpu_s() - self._cpu_s:.2f} {report.nodeid}\n")
+
+
+def cpu_s() -> float:
+    """Seconds of CPU that this process has taken so far, and those that it started and waited for."""
+    return sum(os.times()[:4])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

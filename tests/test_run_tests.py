@@ -47,6 +47,15 @@ def test_a_test_that_never_ended_failed(runner: ModuleType, tmp_path: Path) -> N
     assert runner.count(tmp_path, 2) == Counter(passed=1, failed=1)
 
 
+def test_says_which_files_take_most_cpu(runner: ModuleType, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "took 7.50 tests/a.py::one; took 2.00 tests/a.py::two[x::y z]; took 9.90 tests/b.py::one",
+        "took 1.50 tests/a.py::one; took 30.00 tests/c/d.py::one",
+    )
+    assert runner.most_cpu(tmp_path, 2) == [("c/d.py", 30.0), ("a.py", 11.0)]
+
+
 def test_no_rank_count_is_left_out(runner: ModuleType, tmp_path: Path) -> None:
     fast = "asks 0 fast a.py; asks 7 fast a.py; asks 3 fast a.py; asks 3 fast b c.py"
     write(tmp_path, f"{fast}; asks 3 slow a.py; asks 12 slow b c.py; asks slurm slow a.py; began a; passed a")

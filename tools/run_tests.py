@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -35,6 +35,7 @@ STARTED_S = time.monotonic()
 SLURM, APART = -1, -2  # in place of a number of ranks
 # Of the serial tests so many that they, and then those on one rank, take about as long as the others.
 APART_FILES = ("tests/kernels", "tests/failing_files", "tests/simulated", "tests/bad_input")
+SHOWN_FILES, SHOWN_S = 10, 10.0  # of those that take most CPU, and from how much on
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
 END_S = 10.0  # between asking a run to end and killing it
@@ -231,6 +232,8 @@ def run_part(run: Run, folder: Path, ranks: int, pytest_args: list[str]) -> Coun
     run.show(f"\n=== tests: {run.name}")
     status = watched(command, folder, run)
     counts = count(folder, max(ranks, 1))
+    if most := most_cpu(folder, max(ranks, 1)):
+        run.show(f"most CPU: {', '.join(f'{file} {seconds:.0f} s' for file, seconds in most)}")
     if status not in (0, 5) and not counts["failed"]:
         counts["failed"] = 1  # a crash before or after the tests, or a file that cannot be collected
     if counts["failed"]:
@@ -415,6 +418,18 @@ def count(folder: Path, ranks: int) -> Counter[str]:
         for test, word in on_rank(folder, rank).items():
             worst[test] = min(word, worst.get(test, word), key=WORST.index)
     return Counter("failed" if word == "began" else word for word in worst.values())
+
+
+def most_cpu(folder: Path, ranks: int) -> list[tuple[str, float]]:
+    """Files of which tests took most seconds of CPU, over all ranks, with those; whoever waits takes them too."""
+    took = defaultdict[str, float](float)
+    for rank in range(ranks):
+        for word, rest in lines_of(folder, rank):
+            if word == "took":
+                seconds, test = rest.split(" ", 1)
+                took[test.partition("::")[0].removeprefix("tests/")] += float(seconds)
+    most = sorted(took.items(), key=lambda of: -of[1])[:SHOWN_FILES]
+    return [(file, seconds) for file, seconds in most if seconds >= SHOWN_S]
 
 
 def show_others(folder: Path, ranks: int, show: Show) -> None:
