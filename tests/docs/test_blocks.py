@@ -101,6 +101,13 @@ def synthetic(reading: Reading) -> None:
     (reading.folder / "my.toml").write_text(text.replace("batch_size = 2048", "batch_size = 256"))
 
 
+def several(reading: Reading) -> None:
+    """Three runs that have ended."""
+    synthetic(reading)
+    for name in ("mine", "sync", "hybrid"):
+        reading.command(f"hpcrec train my.toml --set run.folder=runs/{name} --set train.steps=4")
+
+
 def index(reading: Reading) -> None:
     """An index of one file."""
     synthetic(reading)
@@ -144,6 +151,7 @@ def exported(reading: Reading) -> None:
 # What a page takes to be there already: made in its folder before its first block.
 BEFORE: dict[str, Callable[[Reading], None]] = {
     "README.md": clicks,
+    "docs/report.md": several,
     "docs/slurm.md": synthetic,
     "docs/tiers.md": index,
     "docs/towers.md": synthetic,
