@@ -204,7 +204,8 @@ def run(part: Part, of_counts: float) -> dict[str, Any]:
 def environment(python: Path, of_counts: float) -> Mapping[str, str]:
     """Ours, with the programs of an environment first on the path, and the share that tests/counts.py reads."""
     path = f"{python.parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    return {**os.environ, "PATH": path, "HPCREC_SOAK_SHARE": str(of_counts)}
+    activated = {"PATH": path, "VIRTUAL_ENV": str(python.parent.parent)}
+    return {**os.environ, **activated, "HPCREC_SOAK_SHARE": str(of_counts)}
 
 
 def written() -> list[dict[str, Any]]:

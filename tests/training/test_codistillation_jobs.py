@@ -21,7 +21,7 @@ def config_of(folder: Path, run: str, reducer: str, **sections: Any) -> Config:
         data={"validation": str(folder / "data.h5")},
         dense={"reducer": reducer, "optimizer": optimizer, "bucket_bytes": 800, "codistillation": rules},
         train={"steps": STEPS, "batch_size": 16, "dtype": "float32", "eval_every": 4},
-        checkpoint={"every": 4, "keep": 9},
+        checkpoint={"every": 4, "keep": 9, "background": False},  # whole when its step ends, however soon the kill
         run={"folder": str(folder / run)},
         **sections,
     )
