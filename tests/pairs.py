@@ -1,10 +1,24 @@
 """Lists of cases in which every pair of values occurs, where all combinations would be too many. Knows no test."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
+
+
+def in_step(*axes: Sequence[Any]) -> list[Any]:
+    """All combinations, as cases: those that go along all axes in step are run by ``make test``, others by the soak.
+
+    Shorter axes begin anew, so that each value is in one of these.
+    """
+    quick = {tuple(i % len(axis) for axis in axes) for i in range(max(map(len, axes)))}
+    places = itertools.product(*(range(len(axis)) for axis in axes))
+    marks = {True: (), False: (pytest.mark.slow,)}
+    return [
+        pytest.param(*(axis[i] for axis, i in zip(axes, at, strict=True)), marks=marks[at in quick]) for at in places
+    ]
 
 
 def covering(*axes: tuple[Any, ...], allowed: Callable[..., bool] | None = None) -> list[tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 import itertools
 
-from tests.pairs import covering
+from tests.pairs import covering, in_step
 
 
 def test_every_pair_occurs() -> None:
@@ -26,3 +26,9 @@ def test_every_pair_that_is_allowed_occurs_in_what_is() -> None:
     assert {case[:2] for case in cases} == {(i, j) for i in (1, 2, 3) for j in (1, 2, 3) if i != j}
     assert {case[2:] for case in cases} == {("a", "x"), ("a", "y"), ("b", "x")}
     assert len(cases) <= 8
+
+
+def test_cases_in_step_have_each_value_and_the_others_are_slow() -> None:
+    cases = in_step("abc", (1, 2))
+    assert [case.values for case in cases if not case.marks] == [("a", 1), ("b", 2), ("c", 1)]
+    assert [case.values for case in cases if case.marks] == [("a", 2), ("b", 1), ("c", 2)]

@@ -1,13 +1,17 @@
-"""Asserts about what one rank has: where one fails, the test fails on all ranks, and none waits for another.
+"""What one rank has and all are told: asserts that fail on all ranks, so that none waits for another, and references.
 
 Knows pytest-mpi's ``parallel_assert``; knows nothing of what the tests test.
 """
 
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
+from mpi4py import MPI
 from pytest_mpi import parallel_assert
+
+Found = TypeVar("Found")
 
 
 @contextmanager
@@ -22,3 +26,21 @@ def on_every_rank() -> Iterator[None]:
     except AssertionError:
         said = traceback.format_exc()
     parallel_assert(not said, msg=said)
+
+
+def once(call: Callable[[], Found]) -> Found:
+    """Collective over all ranks: what a call gives on rank 0, on each. So ranks need not all compute a slow reference.
+
+    An error of it is an ``AssertionError`` on all ranks. No collective may stand inside; and what the call changes is
+    changed on rank 0 alone, so that it has to be asked for in the same way.
+    """
+    comm, found, said = MPI.COMM_WORLD, None, ""
+    if comm.rank == 0:
+        try:
+            found = call()
+        except Exception:
+            said = traceback.format_exc()
+    told: tuple[Any, str] = comm.bcast((found, said), root=0)
+    assert not told[1], told[1]
+    result: Found = told[0]
+    return result

@@ -33,7 +33,7 @@ from tests.stand_ins.file_store import FileStore
 from tests.stand_ins.kept_form import Kept, KeptCopies, LateReference, OfBundle, put_kept
 from tests.together import on_every_rank
 from tests.training.runs import global_batches, reference_for, write_data
-from tests.training.test_equivalence import Cases, covering, roles_for, shared_out_or_all_cases
+from tests.training.test_equivalence import Cases, roles_for, shared_out_or_all_cases
 from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
@@ -52,7 +52,8 @@ def kept_of(session: Session) -> list[OfBundle]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_kept_is_rows_bit_for_bit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all_cases
+def test_kept_is_rows_bit_for_bit(cases_of: Cases, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_kept(monkeypatch)
     codecs: tuple[dict[str, Any], ...] = (
@@ -60,7 +61,7 @@ def test_kept_is_rows_bit_for_bit(folder: Path, monkeypatch: pytest.MonkeyPatch)
         {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}},
         {"exchange": {"codec": "fp16"}, "train": {"dtype": "float32"}},
     )
-    for roles, way, optimizer, codec in covering(roles_for(COMM.size), WAYS, OPTIMIZERS, codecs):
+    for roles, way, optimizer, codec in cases_of(WAYS, OPTIMIZERS, codecs):
         more = {**codec, "topology": roles, "train": {**codec.get("train", {}), "steps": 9}, "checkpoint": {"every": 5}}
         more["exchange"] = {**codec.get("exchange", {}), "ids": "read" if optimizer == "adam" else "routed"}
         config = config_of(folder, None, way, optimizer, **more)
@@ -81,11 +82,14 @@ def test_kept_is_rows_bit_for_bit(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_late_is_one_process_that_learns_as_late(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all_cases
+def test_late_is_one_process_that_learns_as_late(
+    cases_of: Cases, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also past a drain point, and where steps are left out: what is held back is pushed all the same."""
     write_data(folder / "data.h5")
     put_kept(monkeypatch)
-    for roles, way, optimizer, left_out in covering(roles_for(COMM.size), WAYS, OPTIMIZERS, ((), (2, 3))):
+    for roles, way, optimizer, left_out in cases_of(WAYS, OPTIMIZERS, ((), (2, 3))):
         more = {"topology": roles, "checkpoint": {"every": 5}, "train": {**SKIP, "steps": 9}}
         config = with_form(config_of(folder, None, way, optimizer, **more), "late")
         with open_session(config) as session:

@@ -28,7 +28,7 @@ from tests.exchange.test_exchange import STEPS, layouts_of
 from tests.exchange.test_partial import DEEP, SETS, run
 from tests.pairs import covering
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import check_against_reference, sections
+from tests.training.test_equivalence import Some, check_against_reference, sections, shared_out_or_all
 from tests.training.test_folded import config_of, oracle_for, oracle_step, same_parameters
 
 NAMES = ("fm", "two of one", "deepfm", "folded", "labels")
@@ -54,11 +54,12 @@ def worlds(patch: pytest.MonkeyPatch, hosts: tuple[int, ...], roles: dict[str, A
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_equals_what_dense_ranks_add(monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all
+def test_equals_what_dense_ranks_add(some: Some, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a batch of 2 samples some dense rank has none."""
     size, added = MPI.COMM_WORLD.size, 0
     cases = covering(tuple(HOSTS[size]), roles_of(size), ("table", "row", "column", "mixed"), NAMES, WAYS[1:], (13, 2))
-    for hosts, roles, kind, name, way, batch in cases:
+    for hosts, roles, kind, name, way, batch in some(cases):
         found = []
         for world, chosen in zip(worlds(monkeypatch, hosts, roles, 2), ("dense", way), strict=True):
             seen, _, rows, layout = run(world, SETS[name], kind, "partial", "adam", batch, way=chosen)
@@ -161,14 +162,15 @@ def by_message(reduction: Reduction, layout: Layout, samples: dict[int, int]) ->
 
 
 @pytest.mark.parallel([2, 3, 4])
-def test_sessions_equal_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all
+def test_sessions_equal_one_process(some: Some, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole runs; the last batch of an epoch has so few samples that some dense rank has none."""
     write_data(folder / "data.h5")
     size = MPI.COMM_WORLD.size
     forms = (("partial", "routed"), ("partial", "read"), ("auto", "routed"))
-    for hosts, roles, model, shard, (form, ids), way in covering(
-        tuple(HOSTS[size][-2:]), roles_of(size)[:3], ("lr", "fm", "deepfm"), ("table", "row", "column"), forms, WAYS[1:]
-    ):
+    shards = ("table", "row", "column")
+    cases = covering(tuple(HOSTS[size][-2:]), roles_of(size)[:3], ("lr", "fm", "deepfm"), shards, forms, WAYS[1:])
+    for hosts, roles, model, shard, (form, ids), way in some(cases):
         monkeypatch.setattr(world_module, "hosts_of", lambda comm, hosts=hosts: hosts)
         wanted = sections(roles, model, shard, "adagrad", form, ids)
         wanted["exchange"]["reduce"] = way

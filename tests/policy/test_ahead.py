@@ -21,7 +21,7 @@ from tests.policy.test_hybrid_stores import FewPlaces, dynamic_of, grown
 from tests.stand_ins.file_store import FileStore
 from tests.together import on_every_rank
 from tests.training.runs import write_data
-from tests.training.test_equivalence import Cases, covering, roles_for, shared_out_or_all_cases
+from tests.training.test_equivalence import Cases, roles_for, shared_out_or_all_cases
 from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
@@ -47,10 +47,11 @@ def crossed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_parts_give_the_bits_of_the_whole(folder: Path, crossed: list[Any]) -> None:
+@shared_out_or_all_cases
+def test_parts_give_the_bits_of_the_whole(cases_of: Cases, folder: Path, crossed: list[Any]) -> None:
     write_data(folder / "data.h5")
     codecs = ({}, {"exchange": {"codec": "bf16"}, "train": {"dtype": "float32"}})
-    for roles, way, optimizer, codec in covering(roles_for(COMM.size), WAYS, OPTIMIZERS, codecs):
+    for roles, way, optimizer, codec in cases_of(WAYS, OPTIMIZERS, codecs):
         ids = {"ids": "read" if optimizer == "adam" else "routed"}
         more = {"topology": roles, "checkpoint": {"every": 5}, "train": {**codec.get("train", {}), "steps": 9}}
         config = config_of(folder, None, way, optimizer, **more, exchange={**codec.get("exchange", {}), **ids})
@@ -72,14 +73,15 @@ def test_rows_that_other_ids_get(evict: str, folder: Path) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_a_step_left_out_between_the_parts(folder: Path) -> None:
+@shared_out_or_all_cases
+def test_a_step_left_out_between_the_parts(cases_of: Cases, folder: Path) -> None:
     write_data(folder / "data.h5")
 
     def spoiled(session: Session, step: Step) -> None:
         if step.number in (2, 3):
             spoil(session, step)
 
-    for roles, way in covering(roles_for(COMM.size), WAYS):
+    for roles, way in cases_of(WAYS):
         config = config_of(folder, None, way, topology=roles, train={**SKIP, "steps": 7})
         same_bits(trained(ahead(config), spoiled), trained(config, spoiled), (roles, way))
 

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from hpcrec.training.telemetry import read_metrics
 from tests.policy.cached_reference import CachedReference, bundles_of, first_columns
 from tests.policy.test_cached import SUMMED, WAYS, cached
 from tests.policy.test_hybrid import config_of, same_bits, trained
-from tests.together import on_every_rank
+from tests.together import on_every_rank, once
 from tests.training.runs import global_batches, reference_for, write_data
-from tests.training.test_equivalence import covering, roles_for
+from tests.training.test_equivalence import Cases, roles_for, shared_out_or_all_cases
 
 COMM = MPI.COMM_WORLD
 
@@ -50,14 +51,15 @@ def _between(n: int) -> str:
     return f"{low}-{2 * low - 1}"
 
 
-@pytest.mark.parallel([1, 2, 3])
-def test_what_is_told_is_what_one_process_counts(folder: Path) -> None:
+@pytest.mark.parallel([1, 2, 3, 4])
+@shared_out_or_all_cases
+def test_what_is_told_is_what_one_process_counts(cases_of: Cases, folder: Path) -> None:
     """Ticks that reads lack, exactly and as owners know them, how far copies are off, and ticks of rows."""
     write_data(folder / "data.h5")
     compared = 0
-    for roles, way, optimizer, staleness, capacity, check in covering(
-        roles_for(COMM.size), WAYS, SUMMED, (1, 5, 2), (1000, 9), (True, False)
-    ):  # fmt: skip
+    for roles, way, optimizer, staleness, capacity, check in cases_of(
+        WAYS, SUMMED, (1, 5, 2), (1000, 9), (True, False)
+    ):
         more = {"topology": roles, "checkpoint": {"every": 6}, "train": {"steps": 10}}
         config = cached(config_of(folder, None, way, optimizer, **more), staleness, capacity)
         config = proved(config, check=check, every=2)
@@ -82,24 +84,26 @@ def test_what_is_told_is_what_one_process_counts(folder: Path) -> None:
             )
             for step in session.steps():
                 step.run()
-                one.step(batches[step.number])
+                once(partial(one.step, batches[step.number]))
             exchange = session.parts.exchange
             found = copies_summary(COMM.allgather((exchange.figures(), exchange.record())))
         about = (roles, way, optimizer, staleness, capacity, check)
-        few = sum(n for n in one.made.values() if n < enough_ticks(ranks * staleness))
+        made, expected, distances = once(
+            lambda one=one, check=check: (one.made, one.missing if check else one.lags, one.distances)
+        )
+        few = sum(n for n in made.values() if n < enough_ticks(ranks * staleness))
         with on_every_rank():
-            expected = one.missing if check else one.lags
             told = {name: n for name, n in found["missing"].items() if n}
             assert told == binned(expected), about
             assert found["missing_ticks"] == sum(expected), about
             assert sum(told.values()) == found["reads"], about
-            assert (found["ticks"], found["ticks_of_few"]) == (sum(one.made.values()), few), about
-            assert found["distances"].keys() == one.distances.keys(), about
-            for table, distances in one.distances.items():
+            assert (found["ticks"], found["ticks_of_few"]) == (sum(made.values()), few), about
+            assert found["distances"].keys() == distances.keys(), about
+            for table, of_table in distances.items():
                 of = found["distances"][table]
-                assert of["reads"] == sum(of["up_to"].values()) == len(distances), (about, table)
-                assert of["mean"] == pytest.approx(np.mean(distances), rel=1e-6, abs=1e-12), (about, table)
-                compared += sum(distance > 0 for distance in distances)
+                assert of["reads"] == sum(of["up_to"].values()) == len(of_table), (about, table)
+                assert of["mean"] == pytest.approx(np.mean(of_table), rel=1e-6, abs=1e-12), (about, table)
+                compared += sum(distance > 0 for distance in of_table)
     with on_every_rank():
         assert compared > 0, "some copies differ from their rows"
 

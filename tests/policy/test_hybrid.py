@@ -28,7 +28,7 @@ from tests.pairs import covering
 from tests.policy.reference import HybridReference, hybrid
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import roles_for
+from tests.training.test_equivalence import Cases, roles_for, shared_out_or_all_cases
 from tests.training.test_nonfinite import SKIP, spoil
 
 COMM = MPI.COMM_WORLD
@@ -472,9 +472,10 @@ def expected_ages(config: Config, session: Session, tau: int, drains: Sequence[i
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_rows_that_lack_updates_are_counted(folder: Path) -> None:
+@shared_out_or_all_cases
+def test_rows_that_lack_updates_are_counted(cases_of: Cases, folder: Path) -> None:
     write_data(folder / "data.h5")
-    for number, (roles, way) in enumerate(covering(roles_for(COMM.size), tuple(WAYS))):
+    for number, (roles, way) in enumerate(cases_of(tuple(WAYS))):
         tau, run = 1 + number % 3, str(folder / f"run-{number}")
         more: dict[str, Any] = {"topology": roles, "checkpoint": {"every": 7}, "run": {"folder": run}}
         more["train"] = {"steps": 20, "log_every": 3}

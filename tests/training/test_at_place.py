@@ -16,7 +16,7 @@ from hpcrec.training.session import Session
 from tests.pairs import covering
 from tests.together import on_every_rank
 from tests.training.runs import config_for, global_batches, train, write_data
-from tests.training.test_equivalence import roles_for
+from tests.training.test_equivalence import Some, roles_for, shared_out_or_all
 from tests.training.test_folded import OPTIMIZERS, oracle_for, oracle_step, rows_at_one_rate, same_parameters
 from tests.training.test_host_sums import on_hosts
 
@@ -77,13 +77,15 @@ def computed(session: Session) -> set[str]:
     return {m.operator for m in session.parts.exchange.layout.meetings}
 
 
-@pytest.mark.in_turn
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_towers_at_their_place_learn_as_in_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all
+def test_towers_at_their_place_learn_as_in_one_process(
+    some: Some, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Losses, rows and parameters; ids read and routed, by both paths, clipped, by every optimizer."""
     write_data(folder / "data.h5")
     several = 0
-    for hosts, roles, model, towers, shard, optimizer, rows, ids, path in covering(
+    cases = covering(
         HOSTS[COMM.size],
         tuple(roles_for(COMM.size)),
         ("dmt_dlrm", "dmt_dcn"),
@@ -93,7 +95,8 @@ def test_towers_at_their_place_learn_as_in_one_process(folder: Path, monkeypatch
         ("sgd", "adagrad", "rowwise_adagrad", "adam"),
         ("read", "routed"),
         ("flat", "levels"),
-    ):
+    )
+    for hosts, roles, model, towers, shard, optimizer, rows, ids, path in some(cases):
         on_hosts(monkeypatch, hosts)
         case = (hosts, roles, model, towers, shard, optimizer, rows, ids, path)
         config = config_of(
@@ -117,7 +120,8 @@ def test_towers_at_their_place_learn_as_in_one_process(folder: Path, monkeypatch
                 with on_every_rank():
                     assert abs(loss - expected) < 1e-10, (case, step.number, loss, expected)
             same_parameters(session, reference)
-    assert (several > 0) == (COMM.size > 1), "no tower had vectors of several owners"
+    if some is list or COMM.size != 2:  # of so few cases none has it on two ranks
+        assert (several > 0) == (COMM.size > 1), "no tower had vectors of several owners"
 
 
 def config_towers(config: Config) -> list[str]:

@@ -69,6 +69,12 @@ def shared_out(cases: Sequence[Any]) -> Sequence[Any]:
     return cases[(MPI.COMM_WORLD.size - 1) % len(cases) :: 4]
 
 
+Some = Callable[[Sequence[Any]], Sequence[Any]]
+shared_out_or_all = pytest.mark.parametrize(
+    "some", [shared_out, pytest.param(list, marks=pytest.mark.slow)], ids=["shared out", "all"]
+)
+
+
 def covering_roles(*axes: tuple[Any, ...]) -> list[tuple[Any, ...]]:
     """``covering`` of all roles there are and of axes; of its cases those of this number of ranks.
 

@@ -26,7 +26,7 @@ from tests.pairs import covering
 from tests.reference import Reference
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
-from tests.training.test_equivalence import roles_for, shared_out
+from tests.training.test_equivalence import Some, roles_for, shared_out, shared_out_or_all
 
 STEPS = 4
 SHARDS = {
@@ -131,13 +131,14 @@ def rows_at_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_learns_as_in_one_process(folder: Path) -> None:
+@shared_out_or_all
+def test_learns_as_in_one_process(some: Some, folder: Path) -> None:
     """Models, shards, ids, optimizers and clipping, every pair of them; folded wherever that is fewer elements."""
     write_data(folder / "data.h5")
     roles = itertools.cycle(roles_for(MPI.COMM_WORLD.size))
     axes = ("wide_deep", "deepfm"), tuple(SHARDS), tuple(OPTIMIZERS), (None, 0.05), ("routed", "read"), ("mean", "max")
     folded = 0
-    for name, shard, optimizer, clip, ids, pooling in covering(*axes):
+    for name, shard, optimizer, clip, ids, pooling in some(covering(*axes)):
         model = {"name": name, "options": {"hidden": [2, 3]}, "pooling": {"history": pooling}}
         exchange = {"form": "partial", "ids": ids}
         config = config_of(
@@ -158,7 +159,7 @@ def test_learns_as_in_one_process(folder: Path) -> None:
                     assert {n for n, _ in session.parts.dense.trained} == set(initial) - set(away)
         trained = dict(reference.module.named_parameters())
         assert not any(torch.equal(trained[n], initial[n]) for n in away), "nothing was learned"
-    assert folded >= 6
+    assert folded >= (6 if some is list else 1)
 
 
 @pytest.mark.parallel([2])

@@ -31,7 +31,7 @@ from tests.reference import Reference
 from tests.stand_ins.relay_stage import HOSTS, MODEL, columns_at, put_relays, relayed
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, write_data
-from tests.training.test_equivalence import covering
+from tests.training.test_equivalence import Some, covering, shared_out_or_all
 from tests.training.test_folded import OPTIMIZERS, oracle_for
 from tests.training.test_nonfinite import spoil
 
@@ -111,7 +111,8 @@ def parts_are_alike(session: Session) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-def test_learns_as_in_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@shared_out_or_all
+def test_learns_as_in_one_process(some: Some, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Under the stage, and where dense ranks compute it."""
     write_data(folder / "data.h5")
     put_relays(monkeypatch)
@@ -124,7 +125,7 @@ def test_learns_as_in_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch)
         (None, 0.05),
         ("routed", "read"),
     )
-    for case in covering(*axes):
+    for case in some(covering(*axes)):
         roles, form, shard, tag, optimizer, clip, ids = case
         exchange = {"ids": ids, "forms": {"tag": "rows"} if tag == "row" else {}}
         config = config_of(folder, roles, optimizer, clip, shard=shard, tag=tag, form=form, exchange=exchange)

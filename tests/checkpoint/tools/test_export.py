@@ -30,6 +30,7 @@ from hpcrec.serving.graph import Graph
 from hpcrec.serving.predict import predict_data
 from tests.checkpoint.tools.test_tools import WITHOUT_MPI
 from tests.lookups import Lookups
+from tests.pairs import in_step
 from tests.training import dynamic_runs
 from tests.training.dynamic_runs import dynamic_config
 from tests.training.runs import config_for, write_data
@@ -105,8 +106,7 @@ WIRE: dict[str, tuple[dict[str, Any], str]] = {  # [exchange], and how the expor
 
 @pytest.mark.filterwarnings("ignore:exchange.form is 'auto'")
 @pytest.mark.parallel([1])
-@pytest.mark.parametrize("model", ["deepfm", "dlrm"])
-@pytest.mark.parametrize("name", WIRE)
+@pytest.mark.parametrize(("name", "model"), in_step(tuple(WIRE), ("deepfm", "dlrm")))
 def test_vectors_are_as_the_wire_leaves_them_in_the_run_or_it_is_said_how_not(
     folder: Path, name: str, model: str
 ) -> None:
@@ -152,8 +152,7 @@ def test_thresholds_that_a_checkpoint_lacks_are_told(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1])
-@pytest.mark.parametrize("labels", [1, 3])
-@pytest.mark.parametrize("model", ["deepfm", "fm"])
+@pytest.mark.parametrize(("labels", "model"), in_step((1, 3), ("deepfm", "fm")))
 def test_several_labels_and_double_precision(folder: Path, labels: int, model: str) -> None:
     write_data(folder / "data.h5", labels=labels)
     train = {**TRAIN, "dtype": "float64"}
@@ -163,8 +162,7 @@ def test_several_labels_and_double_precision(folder: Path, labels: int, model: s
 
 
 @pytest.mark.parallel([1])
-@pytest.mark.parametrize("embeddings", ["safetensors", "hdf5"])
-@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+@pytest.mark.parametrize(("pooling", "embeddings"), in_step(("sum", "mean", "max"), ("safetensors", "hdf5")))
 def test_dynamic_tables(folder: Path, embeddings: str, pooling: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ids without a row too: some lost theirs, some are not in the training data; tables pass scratch files."""
     monkeypatch.setattr(by_id.edges_of, "__defaults__", (400,))
