@@ -26,6 +26,8 @@ def ready():
         open(sys.argv[1], "w").close()
 """
 _START_S = 120  # imports of torch and Horovod on a machine with other work
+# What Open MPI's launcher ends with now and then on a machine with much other work, before it has started any rank.
+_NOT_STARTED, _STARTS = "The PMIx server's listener thread failed to start", 3
 LAUNCHER = "import os, sys; from hpcrec.launcher.mpirun import run_command; sys.exit(run_command(int(sys.argv[1]), \
 sys.argv[3:], environment=os.environ, program=(sys.executable, '-u', sys.argv[2])))"
 
@@ -57,19 +59,23 @@ class Job:
         self.flag = tmp_path / "ready"
         self.script = tmp_path / "body.py"
         self.script.write_text(PREAMBLE + textwrap.dedent(body))
+        self._line = [sys.executable, "-c", launcher, str(ranks), str(self.script), str(self.flag)]
+        self._starts = 0
+        self._start()
+
+    def _start(self):
         without_mpi = {k: v for k, v in os.environ.items() if not k.startswith(("PMIX_", "OMPI_COMM", "PRTE_MCA"))}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", launcher, str(ranks), str(self.script), str(self.flag)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=without_mpi,
-        )
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(self._line, stdout=pipe, stderr=pipe, text=True, env=without_mpi)
+        self._starts += 1
 
     def wait_ready(self):
         until = time.monotonic() + _START_S
         while not self.flag.exists():
-            assert self.process.poll() is None, self.process.communicate()
+            if self.process.poll() is not None:
+                said = self.process.communicate()
+                assert _NOT_STARTED in said[1] and self._starts < _STARTS, said
+                self._start()
             assert time.monotonic() < until, f"the ranks were not ready in {_START_S} s"
             time.sleep(0.01)
 
