@@ -149,6 +149,7 @@ FAULTS: dict[str, Fault] = {
         "np.asarray(lag > self._staleness)",
         "np.asarray(lag > self._staleness + 1)",
         "tests/policy/test_cached.py::test_it_is_one_process_that_keeps_the_same_copies",
+        3,
     ),
     "a read that lacks more than is allowed and ends no run": Fault(
         "hpcrec/exchange/exact.py",

@@ -115,7 +115,7 @@ def test_it_fits_says_nothing_and_asks_for_nothing(
     pages: dict[str, Path], opened: Any, name: str, width: int, theme: str
 ) -> None:
     page = opened(pages[name], width, theme)
-    about = {"page": name, "width": width, "theme": theme}
+    about = {"shown": name, "width": width, "theme": theme}
     fits(page, **about)
     page.evaluate("document.querySelectorAll('details').forEach((fold) => { fold.open = true })")
     page.wait_for_timeout(100)
@@ -161,7 +161,7 @@ def test_in_print_it_is_light_whole_and_fits(pages: dict[str, Path], opened: Any
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     page.emulate_media(media="print")
     page.wait_for_timeout(100)
-    fits(page, page="several", width=700, print=True)
+    fits(page, shown="several", width=700, print=True)
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
     assert page.locator("details:not(.numbers):not([open])").count() == 0
     page.emulate_media(media="screen")
