@@ -48,7 +48,8 @@ def test_without_a_fault_they_pass(tmp_path: Path) -> None:
 def run(fault: Fault, folder: Path, environment: dict[str, str], *options: str) -> tuple[bool, str]:
     """The test of a fault, alone, until the first that fails; a rank that waits for one that failed is killed."""
     marks = f"parallel[{fault.ranks}] and not slow" if fault.ranks else "not parallel and not slow"
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "--color=no", "--timeout=60", *options]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "--color=no", *options]
+    command += ["-o", "faulthandler_timeout=60"]  # by a thread of its own: ranks that wait in MPI run no signal handler
     command += ["-m", marks, fault.test]
     if fault.ranks:
         command = ["mpirun", "-n", str(fault.ranks), "--oversubscribe", *command]
