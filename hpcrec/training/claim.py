@@ -239,19 +239,23 @@ def claimed(
     if refusal or claim is None:
         raise ConfigError(refusal)
     done = threading.Event()
+    renewing = threading.Thread(target=_renew, args=(claim, times.renew_s, done, when_lost), name="claim", daemon=True)
     if ranks.rank == 0:
-        renewing = (claim, times.renew_s, done, when_lost)
-        threading.Thread(target=_renew, args=renewing, name="claim", daemon=True).start()
+        renewing.start()
+
+    def release() -> None:
+        done.set()
+        if ranks.rank == 0:
+            renewing.join()  # a process that goes on has no thread of ours then, and is not told of who claims it next
+            trying.release(claim)
+
     try:
         yield claim
     except BaseException:
         if goes_on and ranks.size == 1:
-            done.set()
-            trying.release(claim)
+            release()
         raise
-    done.set()
-    if ranks.rank == 0:
-        trying.release(claim)
+    release()
 
 
 def _renew(claim: Claim, every_s: float, done: threading.Event, when_lost: Callable[[], None]) -> None:

@@ -225,7 +225,7 @@ def test_a_second_interrupt_is_raised(files: dict[str, str], tmp_path: Path) -> 
     with pytest.raises(KeyboardInterrupt):
         hpcrec.train(callbacks=[Interrupting(2, times=2)], **sections(files, tmp_path / "run"))
     assert signal.getsignal(signal.SIGINT) is before
-    assert _soon(threading.active_count, threads) == threads, threading.enumerate()
+    assert threading.active_count() == threads, threading.enumerate()
     assert hpcrec.train(**sections(files, tmp_path / "run")).status == "finished"
 
 
@@ -240,7 +240,7 @@ def test_a_term_saves_the_run_and_is_then_the_process_own(files: dict[str, str],
 
 
 def _soon(found: Callable[[], Found], wanted: Found) -> Found:
-    """What is found once that is ``wanted``, or after 10 s: threads that were told to end need a core."""
+    """What is found once that is ``wanted``, or after 10 s: threads that have been joined may be listed still."""
     deadline_s = time.monotonic() + 10
     while (last := found()) != wanted and time.monotonic() < deadline_s:
         time.sleep(0.01)

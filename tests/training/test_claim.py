@@ -374,6 +374,24 @@ def test_claim_that_is_renewed_is_kept_and_one_that_is_not_is_taken_over(tmp_pat
     assert not lost.is_set()
 
 
+def test_a_claim_that_has_ended_is_not_told_of_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its thread is about to look whether it is lost when it ends, and gets no core for a while."""
+    looking, told, lost_of = threading.Event(), threading.Event(), Claim.lost
+
+    def late(claim: Claim) -> str:
+        if threading.current_thread().name == "claim":
+            looking.set()
+            time.sleep(0.5)
+        return lost_of(claim)
+
+    monkeypatch.setattr(Claim, "lost", late)
+    times = replace(SHORT, renew_s=0.01)
+    with claimed(tmp_path, OUTSIDE, Alone(), times=times, when_lost=told.set):
+        assert looking.wait(10.0)
+    with claimed(tmp_path, OUTSIDE, Alone(), times=replace(SHORT, renew_s=600.0)):
+        assert not told.wait(1.0)
+
+
 def test_age_is_by_the_file_servers_clock_and_watched(tmp_path: Path) -> None:
     path = tmp_path / "claim-1.json"
     path.write_text(json.dumps(asdict(elsewhere())))
