@@ -20,7 +20,9 @@ SPEED = {  # keys of lines that are no metrics, with their charts
     "wire_bytes_per_step": "bytes sent a step",
     "read_age_mean": "updates that rows lacked, mean",
     "copies.hit_rate": "share of reads from copies",
+    "memory_bytes": "memory, the most of a rank",
 }
+BYTES = tuple(chart for key, chart in SPEED.items() if "bytes" in key)
 RATE = "samples/s"
 
 

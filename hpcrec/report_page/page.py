@@ -16,7 +16,7 @@ import jinja2
 from hpcrec.data.files import write_text
 from hpcrec.errors import DataError
 from hpcrec.report_page.compare import differences
-from hpcrec.report_page.curves import RATE, SPEED, TRAINING, Chart, Curve, charts_of, thinned
+from hpcrec.report_page.curves import BYTES, RATE, SPEED, TRAINING, Chart, Curve, charts_of, thinned
 from hpcrec.report_page.folder import Ran, of_ended
 from hpcrec.report_page.sections import Section, Table, sections_of
 from hpcrec.training import report
@@ -284,7 +284,7 @@ def _learned(chart: Chart, runs: Sequence[Ran]) -> dict[str, Any]:
     if len(set(levels.values())) == 1:
         levels = {"attainable": next(iter(levels.values()))}
     several_kinds = len({curve.kind for curve in chart.curves}) > 1
-    told = format_bytes if chart.name == SPEED["wire_bytes_per_step"] else "{:,.6g}".format
+    told = format_bytes if chart.name in BYTES else "{:,.6g}".format
     rows = []
     for name, curve in zip(names, chart.curves, strict=True):
         at = {curve.values.index(end): end for end in (min(curve.values), max(curve.values))}

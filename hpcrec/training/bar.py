@@ -129,7 +129,7 @@ class Bar:
         if step_s := phases.get("step", 0.0):
             waited_s = sum(phases.get(phase, 0.0) for of in waits(phases).values() for phase in of)
             self._shown["waiting"] = f"{waited_s / step_s:.0%}"
-        if (n_bytes := _resident_bytes()) is not None:
+        if (n_bytes := resident_bytes()) is not None:
             self._shown["memory"] = format_bytes(n_bytes)
         shown = dict(sorted(self._shown.items(), key=_place))
         if self._bar is not None:
@@ -169,7 +169,7 @@ class _Forgiving:
             self._stream.flush()
 
 
-def _resident_bytes() -> int | None:
+def resident_bytes() -> int | None:
     """Memory that this process holds now; None where the system does not say."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         pages = int(Path("/proc/self/statm").read_text().split()[1])

@@ -202,7 +202,7 @@ class Lines:
             **line.same,
             **({"dropped_features": int(dropped)} if dropped else {}),
             **density(kept, entries),
-            **self._work.take(work, line.number + 1),
+            **self._work.take(work, line.number + 1, line.of_steps),
             **self._take_ages(ages),
             **copies,
             **self._dynamic_values(more),

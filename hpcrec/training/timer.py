@@ -81,6 +81,10 @@ class PhaseTimer:
             delayed_s -= self._delayed_before_s
         return Times(now_s - self._began_s, parts, unaccounted_s, beside, delayed_s)
 
+    def parts(self) -> dict[str, Seconds]:
+        """Of ``times`` those of the thread that steps; quicker."""
+        return _since(self._before, self._clock.read(monotonic()))
+
     def seconds(self) -> dict[str, float]:
         """Seconds of each phase so far over all threads, and of what was added, the longest first."""
         times = self.times()

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hpcrec.clock import WAITS, Seconds
+from hpcrec.clock import WAITS, WORKS, Seconds
 from hpcrec.training.timer import Times
 
 KINDS = {"worked_s": "computing", "waited_s": "waiting", "idle_s": "idle"}  # in the order of ``Seconds``; as is shown
@@ -58,7 +58,10 @@ def times_of(ranks: Mapping[int, tuple[str, Times]]) -> dict[str, Any]:
             "whole_s": times.whole_s,
             **dict(zip(KINDS, sums, strict=True)),
             "unaccounted_s": times.unaccounted_s,
-            "steps": {group: _of_steps(times, phases) for group, phases in GROUPS.items()},
+            "steps": {
+                group: {"worked_s": worked_s, "waited_s": waited_s}
+                for group, (worked_s, waited_s) in of_groups(times.parts).items()
+            },
             "disk_s": _disk_s(times),
             "delayed_s": times.delayed_s,
         }
@@ -69,9 +72,10 @@ def times_of(ranks: Mapping[int, tuple[str, Times]]) -> dict[str, Any]:
     return found
 
 
-def _of_steps(times: Times, phases: Sequence[str]) -> dict[str, float]:
-    found = [times.parts[name] for name in phases if name in times.parts]
-    return {"worked_s": sum(worked for worked, _, _ in found), "waited_s": sum(waited for _, waited, _ in found)}
+def of_groups(parts: Mapping[str, Seconds]) -> dict[str, tuple[float, float]]:
+    """Seconds that a thread worked and waited in steps, for each of ``GROUPS``."""
+    found = {group: [parts[name] for name in phases if name in parts] for group, phases in GROUPS.items()}
+    return {group: (sum(of[WORKS] for of in them), sum(of[WAITS] for of in them)) for group, them in found.items()}
 
 
 def _disk_s(times: Times) -> float:

@@ -19,8 +19,10 @@ from hpcrec.clock import WAITS, WORKS
 from hpcrec.config import Config
 from hpcrec.training import report
 from hpcrec.training.session import Session
+from hpcrec.training.telemetry import read_metrics
 from hpcrec.training.timer import Times
 from hpcrec.training.times import tables, times_of
+from hpcrec.training.work import MEASURED
 from tests.counts import keep_counts
 from tests.together import on_every_rank
 from tests.training.runs import config_for, write_data
@@ -88,6 +90,11 @@ def test_parts_add_up_to_the_wall_clock_of_every_rank(case: str, folder: Path) -
         for role, of in found["roles"].items():  # owners that are told ids read nothing
             assert "checkpoint" in of["beside"] and (role == "owner" or "hpcrec-prefetch" in of["beside"])
             assert ("values" in of["beside"]) == (case in ("hybrid", "ahead, routed ahead"))
+        for line in (line for line in read_metrics(Path(config.run.folder)) if "loss" in line):
+            spent_ms = sum(line[key] for key in MEASURED if key.endswith("_ms"))
+            step_ms = 1e3 * 200 / line["samples_per_s"]
+            assert 0 < spent_ms <= 1.01 * step_ms and line["model_work_ms"] > 0, line
+            assert 1e7 < line["memory_bytes"] <= 1.01 * max(summary["peak_rss_bytes"].values()), line
         text = report.text_table(summary)
         assert text.count("  unaccounted") == len(found["roles"]) and "time of rank" in text
         page = (Path(config.run.folder) / "report.html").read_text()
