@@ -166,7 +166,7 @@ class Telemetry:
         line = as_json({"step": step, "time": round(time.time(), 3), **values})
         self._lines.add((json.dumps(line) + "\n").encode())
         if self._bar is not None:
-            self._bar.show(values)
+            self._bar.show({name: value for name, value in values.items() if name != "samples_per_s"})  # it has newer
         tell(self._callbacks, "on_evaluation" if evaluation else "on_step", step, line)
 
     def saved(self, step: int, folder: Path) -> None:

@@ -73,8 +73,8 @@ def times_of(ranks: Mapping[int, tuple[str, Times]]) -> dict[str, Any]:
 
 
 def of_groups(parts: Mapping[str, Seconds]) -> dict[str, tuple[float, float]]:
-    """Seconds that a thread worked and waited in steps, for each of ``GROUPS``."""
-    found = {group: [parts[name] for name in phases if name in parts] for group, phases in GROUPS.items()}
+    """Seconds that a thread worked and waited in steps, for each of ``GROUPS``; a part within a phase counts."""
+    found = {group: [of for name, of in parts.items() if name.partition("/")[0] in GROUPS[group]] for group in GROUPS}
     return {group: (sum(of[WORKS] for of in them), sum(of[WAITS] for of in them)) for group, them in found.items()}
 
 

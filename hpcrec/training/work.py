@@ -1,8 +1,8 @@
 """How long this rank works in training steps, on what, and what it is given, line by line of metrics.jsonl.
 
 All ranks' are told in each line: how fast steps are, what they are spent on, memory. What is not a step (an evaluation,
-a checkpoint, the line itself) does not count. Knows a session's parts; which rank is slow is for ``slow_ranks``, which
-phases belong together for ``times``.
+a checkpoint, the line itself) does not count, but where other ranks wait for it in their next step. Knows a session's
+parts; which rank is slow is for ``slow_ranks``, which phases belong together for ``times``.
 """
 
 import socket
@@ -77,8 +77,8 @@ class Work:
         """Takes the sum of a line at a step; what the line has of it, over the ``of_steps`` that it tells of.
 
         ``samples_per_s`` by the rank whose steps took longest; ``<group>_work_ms`` and ``<group>_wait_ms`` of
-        ``times.GROUPS`` a step, means over the ranks that run the model; ``memory_bytes`` held now, the most of a rank;
-        ``slow_ranks`` where there are any.
+        ``times.GROUPS`` a step, means over the ranks that run the model; ``memory_bytes`` held now, the most of a rank,
+        where the system says it; ``slow_ranks`` where there are any.
         """
         of_R, of_G = np.split(total, [-2 * len(GROUPS)])
         of_R = of_R.reshape(-1, _NUMBERS)
@@ -93,7 +93,8 @@ class Work:
         samples, longest_s = of_R[:, 1].sum(), of_R[:, _GIVEN].max()
         spent_ms = of_G * 1e3 / (of_steps * len(self._session.topology.dense))
         values = (samples / longest_s if longest_s > 0 else 0.0, of_R[:, -1].max(), *spent_ms)
-        return {name: round(float(value), 3) for name, value in zip(MEASURED, values, strict=True)}
+        told = {name: round(float(value), 3) for name, value in zip(MEASURED, values, strict=True)}
+        return told if told["memory_bytes"] else {name: told[name] for name in told if name != "memory_bytes"}
 
     def _counted(self) -> Floats:
         """So far: seconds, and counts of what costs time: samples, rows asked for, what each step goes through."""

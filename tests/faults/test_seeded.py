@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import MPI_ENVIRONMENT
 from tests.faults.seeded import FAULTS, ROOT, VARIABLE, Fault, changed
 
-HANGS_S = 100.0
+HANGS_S = 200.0
 
 
 @pytest.mark.parametrize("name", FAULTS)

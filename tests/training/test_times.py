@@ -21,7 +21,7 @@ from hpcrec.training import report
 from hpcrec.training.session import Session
 from hpcrec.training.telemetry import read_metrics
 from hpcrec.training.timer import Times
-from hpcrec.training.times import tables, times_of
+from hpcrec.training.times import GROUPS, of_groups, tables, times_of
 from hpcrec.training.work import MEASURED
 from tests.counts import keep_counts
 from tests.together import on_every_rank
@@ -90,15 +90,27 @@ def test_parts_add_up_to_the_wall_clock_of_every_rank(case: str, folder: Path) -
         for role, of in found["roles"].items():  # owners that are told ids read nothing
             assert "checkpoint" in of["beside"] and (role == "owner" or "hpcrec-prefetch" in of["beside"])
             assert ("values" in of["beside"]) == (case in ("hybrid", "ahead, routed ahead"))
-        for line in (line for line in read_metrics(Path(config.run.folder)) if "loss" in line):
-            spent_ms = sum(line[key] for key in MEASURED if key.endswith("_ms"))
-            step_ms = 1e3 * 200 / line["samples_per_s"]
-            assert 0 < spent_ms <= 1.01 * step_ms and line["model_work_ms"] > 0, line
-            assert 1e7 < line["memory_bytes"] <= 1.01 * max(summary["peak_rss_bytes"].values()), line
+        lines_agree([line for line in read_metrics(Path(config.run.folder)) if "loss" in line], summary)
         text = report.text_table(summary)
         assert text.count("  unaccounted") == len(found["roles"]) and "time of rank" in text
         page = (Path(config.run.folder) / "report.html").read_text()
         assert page.count('scope="row">unaccounted') == len(found["roles"])
+
+
+def lines_agree(lines: list[dict[str, Any]], summary: dict[str, Any]) -> None:
+    """Lines of ten steps of 200 samples each, of all steps, say what the summary of the same run does."""
+    ran = [of["steps"] for of in summary["time"]["ranks"].values() if of["role"] != "owner"]
+    assert len(lines) == STEPS // 10
+    for line in lines:
+        spent_ms = sum(line[key] for key in MEASURED if key.endswith("_ms"))
+        assert 0 < spent_ms <= 1.01 * 1e3 * 200 / line["samples_per_s"], line
+        assert 1e7 < line["memory_bytes"] <= 1.01 * max(summary["peak_rss_bytes"].values()), line
+    for group in GROUPS:
+        for kind, key in (("work", "worked_s"), ("wait", "waited_s")):
+            told_s = sum(10 * line[f"{group}_{kind}_ms"] for line in lines) / 1e3
+            assert told_s == pytest.approx(sum(of[group][key] for of in ran) / len(ran), rel=0.02, abs=0.02), group
+    took_s = sum(10 * 200 / line["samples_per_s"] for line in lines)
+    assert 0.5 < took_s * summary["throughput"]["samples_per_s"] / (200 * STEPS) < 2
 
 
 def planted(config: Config, spins: bool) -> tuple[list[Times], Session]:
@@ -191,6 +203,17 @@ def test_a_summary_of_64_ranks_is_small_and_has_the_slowest_rank_of_each_role() 
     ]
     assert dense["beside"]["route"]["route"]["worked_s"]["median"] == 2.0
     assert found["roles"]["owner"]["slowest_rank"] == 15
+
+
+def test_a_part_within_a_phase_of_steps_is_of_its_group() -> None:
+    parts = {
+        "forward": (3.0, 0.0, 0.0),
+        "forward/teachers": (1.0, 0.5, 0.0),
+        "evaluate/forward": (9.0, 9.0, 0.0),
+        "drain/values_wait": (0.0, 7.0, 0.0),
+        "load_wait": (0.0, 2.0, 1.0),
+    }
+    assert of_groups(parts) == {"model": (4.0, 0.5), "rows": (0, 0), "sums": (0, 0), "data": (0, 2.0)}
 
 
 def test_tables_end_with_what_is_unaccounted_and_keep_other_threads_apart() -> None:
