@@ -23,9 +23,10 @@ ALLOWED = {
     "units": "",
     "clock": "",  # of each thread: whoever waits or works on a thread of its own says so there
     "again": "clock",
+    "output": "",
     "cores": "",
     "toml": "again",
-    "comm": "clock",
+    "comm": "clock output",
     "plan": "",
     "kernels": "_native",
     "disk": "clock kernels",  # whose loader finds the native module
@@ -43,7 +44,7 @@ ALLOWED = {
     "config": "toml policy exchange training.metric_names",
     "systems": "config",
     "training.metric_names": "",
-    "training": "training.metric_names again clock exchange policy dense data models embedding comm",
+    "training": "training.metric_names again clock output exchange policy dense data models embedding comm",
     # A session's parts are saved, so it knows them; disk: rows that are links to a store's files are read from these.
     "checkpoint": "again clock training dense data embedding disk comm",
     "checkpoint.tools": "again checkpoint dense data comm",  # checkpoints without a session

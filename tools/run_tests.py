@@ -88,8 +88,10 @@ def main() -> int:
     args, pytest_args = parse()
     # The virtual environment's programs, whether or not it is active.
     os.environ["PATH"] = str(Path(sys.executable).parent) + os.pathsep + os.environ.get("PATH", "")
-    # Images of containers set it; here each of some hundred processes would compile every test and module anew.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # Images of containers set them. With the first each of some hundred processes would compile every test and module
+    # anew; with the second what Python's buffers hold back, as a user's do, would not be seen.
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"):
+        os.environ.pop(name, None)
     speed = "slow" if args.slow else "fast"
     chosen = "slow" if args.slow else "not slow"
     limits = Limits(run_s=args.limit_s, test_s=args.test_limit_s)

@@ -28,6 +28,7 @@ import numpy as np
 from hpcrec import errors
 from hpcrec.comm import board
 from hpcrec.errors import ConfigError, HpcrecError, LastCheckpointError
+from hpcrec.output import forgiving, send_nowhere
 
 _TOGETHER_S = 1.5  # ranks that fail by the same cause arrive within this; one that fails alone ends the job after it
 _UNFORESEEN_S = 0.5  # the same for a traceback, which should be out before anything else happens
@@ -297,15 +298,13 @@ def tell(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # what Python's buffer still has goes there
-        os.close(nowhere)
+        send_nowhere(sys.stdout)
 
 
 def say(text: str) -> None:
     """Writes in one piece, so that ranks do not mix, and flushes: what follows may be the end of the process."""
-    with contextlib.suppress(OSError, ValueError):
+    with forgiving(sys.stdout):
         sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError):
+    with forgiving(sys.stderr):
         sys.stderr.write(text)
         sys.stderr.flush()

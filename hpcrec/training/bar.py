@@ -15,6 +15,7 @@ from typing import Any, TextIO
 from tqdm import tqdm
 
 from hpcrec.errors import ConfigError
+from hpcrec.output import forgiving
 from hpcrec.units import format_bytes, format_duration
 
 TERMINAL = "HPCREC_TERMINAL"  # columns of the terminal that stderr ends at; not set where it ends at none
@@ -161,11 +162,11 @@ class _Forgiving:
         return getattr(self._stream, name)  # its encoding, for one
 
     def write(self, text: str) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with forgiving(self._stream):
             self._stream.write(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with forgiving(self._stream):
             self._stream.flush()
 
 

@@ -217,7 +217,7 @@ over.set()
 cutting.join()
 os.ftruncate(file, n * of.page_bytes)
 assert io.wait(io.transfer(False, *ends, memory)).wrong == Wrong.NOTHING, "the next read is as ever"
-print(sorted(wrong.name for wrong in seen))
+print(sorted(wrong.name for wrong in seen), flush=True)
 import signal
 signal.raise_signal(signal.SIGBUS)  # which no mapped memory is behind
 """
