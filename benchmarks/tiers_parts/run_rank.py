@@ -22,6 +22,7 @@ from hpcrec.comm.start import start
 
 LOOK_EVERY_S = 0.005
 COUNTED = ("disk_rows_read", "disk_pages_read", "disk_bytes_written")
+IDLE, INTERRUPTS, STOLEN = (3, 4), (5, 6), (7,)  # columns of /proc/stat; who waits for a disk idles too
 
 
 def main(name: str) -> None:
@@ -89,12 +90,21 @@ def turn(session: Any, run: Iterator[Any], lead: int, steps: int) -> dict[str, A
     barrier, store, losses = session.parts.world.main.barrier, session.parts.store, []
     losses += [next(run).run() for _ in range(lead)]
     barrier()
-    before, began_s, used_s = store.figures(), time.perf_counter(), time.process_time()
+    cores_before, before = cores(), store.figures()
+    began_s, used_s = time.perf_counter(), time.process_time()
     losses += [next(run).run() for _ in range(steps)]
     barrier()
     took_s, used_s, after = time.perf_counter() - began_s, time.process_time() - used_s, store.figures()
     counted = {name: after[name] - before[name] for name in COUNTED if name in after}
+    counted |= {name: after - cores_before[name] for name, after in cores().items()}
     return {"step": session.step, "seconds": took_s, "cpu_s": used_s, "losses": losses, "figures": after, **counted}
+
+
+def cores() -> dict[str, float]:
+    """Seconds of all cores of the host, since it started: idle, in interrupts, and taken by another machine."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    of = {"idle_s": IDLE, "interrupts_s": INTERRUPTS, "stolen_s": STOLEN}
+    return {name: sum(ticks[i] for i in columns) / os.sysconf("SC_CLK_TCK") for name, columns in of.items()}
 
 
 if __name__ == "__main__":

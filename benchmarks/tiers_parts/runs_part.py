@@ -225,6 +225,10 @@ class Case:
         """Of each table the row of each rank, as ``workload.generate`` has it."""
         return [np.random.default_rng([workload.SEED, t]).permutation(n) for t, n in enumerate(self.w.rows)]
 
+    def _of_host(self, turns: Turns, name: str) -> float:
+        """Milliseconds of all cores of the host in a step, of the rank that was slowest to say so."""
+        return 1e3 * statistics.median(max(rank[f"{name}_s"] for rank in of) for of in turns.answers) / self.size.steps
+
     def _row(self, memory: Turns, disk: Turns, rates: Sequence[float], about: Row) -> Row:
         """One line of the table."""
         steps, whole = self.size.steps, len(self.chances) // int(about["budget"].removeprefix("1/"))
@@ -250,6 +254,8 @@ class Case:
             "per_s_for_0.9": 0.9 * best / statistics.median(in_memory),
             "cpu_ms": 1e3 * statistics.median(disk.total("cpu_s")) / steps,
             "dram_cpu_ms": 1e3 * statistics.median(memory.total("cpu_s")) / steps,
+            **{f"{name}_ms": self._of_host(disk, name) for name in ("idle", "interrupts", "stolen")},
+            **{f"dram_{name}_ms": self._of_host(memory, name) for name in ("idle", "interrupts", "stolen")},
             "reads": statistics.mean(reads),
             "reads_over_best": statistics.mean(reads) / max(laws.misses(self.chances, cached), 1e-9),
             "best_fixed_cached": laws.misses(self.chances, cached),
