@@ -192,11 +192,13 @@ def test_claims_of_runs_are_of_the_first_budget_and_the_best_number_of_steps() -
         {**of, "budget": "1/2", "ahead": 2, "speed": 0.99},
         {"workload": "w2-1m", "exponent": 1.2, "status": "skipped", "reason": "killed"},
     ]
-    claims = {claim["id"]: claim for claim in runs_part.claims_of(rows, None)}
+    claims = {claim["id"]: claim for claim in runs_part.claims_of(rows, None, ["w1-own", "w2-1m"])}
     own = claims["tiers.speed.w1_own.1.05"]
     assert own["value"] == 0.95 and own["holds"] is False and "1/8, 2 ahead" in own["unit"]
     assert claims["tiers.of_bound.w2_1m.1.2"]["reason"] == "killed"
     assert claims["tiers.speed.w1_own.1.2"]["reason"] == "not among those that ran"
+    asked = {claim["id"] for claim in runs_part.claims_of(rows, None, ["w2-1m"])}
+    assert asked == {"tiers.of_bound.w2_1m.1.05", "tiers.of_bound.w2_1m.1.2"}
 
 
 def test_drift_is_of_turns_in_which_cache_and_disk_were_full() -> None:

@@ -110,7 +110,7 @@ def runs(folder: Path, path: Path | None, arguments: argparse.Namespace) -> None
         for exponent in exponents:
             case = Case(name, exponent, folder / f"{name}-{exponent:g}", arguments)
             rows += [said(row) for row in case.measured()]
-    finish("tiers", rows, claims_of(rows, reason), path)
+    finish("tiers", rows, claims_of(rows, reason, names), path)
 
 
 class Case:
@@ -285,11 +285,11 @@ def same_losses(memory: Turns, disk: Turns) -> None:
         sys.exit(f"step {step} has a loss of {disk.losses[step]!r} with disk, {memory.losses[step]!r} with dram")
 
 
-def claims_of(rows: Sequence[Row], reason: str | None) -> list[Row]:
-    """By exponent, of the first budget: the best number of steps ahead."""
+def claims_of(rows: Sequence[Row], reason: str | None, names: Sequence[str]) -> list[Row]:
+    """By exponent, of the first budget: the best number of steps ahead. Of these workloads; of all, where few ran."""
     claims = []
     for name, workload_name, key in (("speed.w1_own", "w1-own", "speed"), ("of_bound.w2_1m", "w2-1m", "of_bound")):
-        for exponent in LAWS[workload_name]:
+        for exponent in LAWS[workload_name] if workload_name in names or "w1-few" in names else ():
             of = [row for row in rows if (row["workload"], row["exponent"]) == (workload_name, exponent)]
             ran = [row for row in of if row.get(key) is not None]
             ran = [row for row in ran if row["budget"] == ran[0]["budget"]]
