@@ -72,12 +72,14 @@ def _mix(name: str, folder: Path, *, seed: int, quick: bool) -> list[dict[str, A
             part.page_bytes: statistics.median(of["reads_per_s"][str(part.page_bytes)] for of in told[arm])
             for part in parts
         }
-        predicted_s = predicted_step(step_s, Disk(rates, "measured").seconds(parts, expected))
+        disk = Disk(rates, "measured", statistics.median(of["page_cpu_s"] for of in told[arm]))
+        predicted_s = predicted_step(step_s, disk.seconds(parts, expected), disk.cpu_s(expected))
         row = {
             "part": "clock",
             "mix": name,
             "disk": arm,
             "reads_per_s": min(rates.values()),
+            "page_cpu_us": 1e6 * disk.page_cpu_s,
             "memory_ms": 1e3 * step_s,
             "memory_cpu_ms": 1e3 * cpu_s,
             "reads_predicted": expected.rows_read,

@@ -49,7 +49,7 @@ def _reads(figures: dict[str, float]) -> float:
 
 
 def _of(disk: Disk) -> dict[str, Any]:
-    return {"reads_per_s": {str(size): n for size, n in disk.reads_per_s.items()}}
+    return {"reads_per_s": {str(size): n for size, n in disk.reads_per_s.items()}, "page_cpu_s": disk.page_cpu_s}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ disk is measured here, and steps are those of the run that the folder has. Knows
 """
 
 import json
+import math
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ WRITTEN_OF_HANDED = 2.0  # bytes, of rows that leave a memory of an eighth (docs
 WANTED = 0.9  # of the speed in memory
 LARGE_PART = 0.1  # of its rows: where a step asks for so many, a table belongs in memory
 MEASURED_S = 0.5
+PAGE_CPU_S = 4e-6  # of a page that is read; measured with the disk, where that is
+_PLACES = 2.0  # times that, with what gives rows their places: 11 ms for 1,600 pages, of which 5.6 are the reads'
 _DAY_S = 86_400
 _GAIN = 0.99  # a placement that leaves more of the time is not worth a line
 
@@ -36,15 +39,22 @@ class Disk:
         By bytes of a page.
     said : str
         Where that is from.
+    page_cpu_s : float
+        That a page takes of the processor.
     """
 
     reads_per_s: Mapping[int, float]
     said: str
+    page_cpu_s: float = PAGE_CPU_S
 
     def seconds(self, parts: Sequence[TierPart], found: Expected) -> float:
         """Of reads, a step."""
         sizes = {part.table: part.page_bytes for part in parts}
         return sum(n / self.reads_per_s[sizes[table]] for table, n in found.pages.items())
+
+    def cpu_s(self, found: Expected) -> float:
+        """Of the processor, for an owner's reads of a step and their places."""
+        return _PLACES * self.page_cpu_s * found.pages_read
 
 
 def nearest(path: Path) -> Path:
@@ -55,20 +65,32 @@ def nearest(path: Path) -> Path:
 
 def measured(path: Path, sizes: Sequence[int]) -> Disk | str:
     """The disk of a folder, or why it cannot be had."""
-    folder, found, way = nearest(path), dict[int, float](), ""
+    folder, found, way, page_cpu_s = nearest(path), dict[int, float](), "", 0.0
     try:
         for page_bytes in sizes:
             with RandomReads(folder, page_bytes) as reads:
-                pages, seconds = reads.run(MEASURED_S)
+                pages, seconds, cpu_s = reads.run(MEASURED_S)
                 found[page_bytes], way = pages / seconds, reads.way
+                page_cpu_s = max(page_cpu_s, cpu_s / pages)
     except (HpcrecError, OSError) as error:
         return str(error)
-    return Disk(found, f"measured just now in {folder} by {way}")
+    return Disk(found, f"measured just now in {folder} by {way}", page_cpu_s)
 
 
-def predicted_step(step_s: float, reads_s: float) -> float:
-    """Seconds of a step, of which so many are in memory, and so many the disk's beside it."""
-    return max(step_s, reads_s)
+def predicted_step(step_s: float, reads_s: float, cpu_s: float) -> float:
+    """Seconds of a step.
+
+    Parameters
+    ----------
+    step_s : float
+        In memory.
+    reads_s : float
+        The disk's, beside it.
+    cpu_s : float
+        Of the processor, for an owner's reads. All of it is added: where every core computes, threads that share a
+        step's work wait for the one whose core is taken.
+    """
+    return max(step_s + cpu_s, reads_s)
 
 
 def step_in_memory(config: Config, samples_per_s: float | None) -> tuple[float | None, str]:
@@ -131,17 +153,21 @@ def _lines(tiers: Tiers, store: StoreConfig, disk: Disk | str, step_s: float | N
         lines += _read_lines(tiers, expected)
         if store.window:
             lines.append(f"store.window = {store.window}: reads, and what follows from them, are at most so many")
-        reads_s = None
+        reads_s = predicted_s = None
+        cpu_s = 0.0
         if isinstance(disk, str):
             lines.append(f"disk: not measured ({disk}); give --reads-per-s")
         else:
             reads_s = sum(disk.seconds(tiers.parts[rank], of) for rank, of in expected.items())
             rates = ", ".join(f"{n:,.0f} reads/s of {size // 1024} KiB" for size, n in disk.reads_per_s.items())
             lines.append(f"disk: {rates} ({disk.said}): {1e3 * reads_s:,.1f} ms a step for all owners")
-        lines += _speed_lines(tiers, expected, memory_bytes, reads_s, step_s, said)
-        lines += _written_lines(expected, path, step_s, reads_s)
+            cpu_s = max(disk.cpu_s(of) for of in expected.values())
+        lines += _speed_lines(tiers, expected, memory_bytes, reads_s, cpu_s, step_s, said)
+        if step_s is not None:
+            predicted_s = predicted_step(step_s, reads_s or 0.0, cpu_s)
+        lines += _written_lines(expected, path, predicted_s)
         if store.daily_bytes is not None:
-            lines.append(_budget_line(expected, store.daily_bytes, step_s, reads_s))
+            lines.append(_budget_line(expected, store.daily_bytes, predicted_s))
     lines += _space_lines(tiers, path)
     lines += _least_lines(tiers, memory_bytes)
     lines += _place_lines(tiers, memory_bytes, disk)
@@ -167,6 +193,7 @@ def _speed_lines(
     expected: Mapping[int, Expected],
     memory_bytes: int,
     reads_s: float | None,
+    cpu_s: float,
     step_s: float | None,
     said: str,
 ) -> list[str]:
@@ -176,13 +203,15 @@ def _speed_lines(
     lines = []
     if reads_s is not None:
         lines.append(
-            f"speed: {step_s / predicted_step(step_s, reads_s):.2f} of that in memory, where a step takes "
-            f"{1e3 * step_s:,.1f} ms ({said}) and reads beside it {1e3 * reads_s:,.1f}"
+            f"speed: {step_s / predicted_step(step_s, reads_s, cpu_s):.2f} of that in memory, where a step takes "
+            f"{1e3 * step_s:,.1f} ms ({said}), reads beside it {1e3 * reads_s:,.1f} of the disk and {1e3 * cpu_s:,.1f} "
+            "of cores that are busy"
         )
-        if reads_s > allowed_s:
+        if reads_s > allowed_s >= step_s + cpu_s:
             lines.append(f"{WANTED} of it takes a disk of {pages / allowed_s:,.0f} reads/s, or")
         if reads_s > 0:
-            lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, pages * allowed_s / reads_s)}")
+            most = min(allowed_s / reads_s, (allowed_s - step_s) / cpu_s if cpu_s > 0 else math.inf)
+            lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, pages * most)}")
     return lines
 
 
@@ -196,22 +225,18 @@ def _memory_text(tiers: Tiers, memory_bytes: int, pages: float) -> str:
     return f"takes store.memory_bytes = {enough:,}, 1/{total / enough:.1f} of the rows' bytes{less}"
 
 
-def _written_lines(
-    expected: Mapping[int, Expected], path: Path, step_s: float | None, reads_s: float | None
-) -> list[str]:
+def _written_lines(expected: Mapping[int, Expected], path: Path, step_s: float | None) -> list[str]:
     a_step = WRITTEN_OF_HANDED * sum(of.handed_bytes for of in expected.values())
     line = f"writes: {format_bytes(a_step)} a step once memory is full"
     if step_s is not None:
-        a_day = a_step * _DAY_S / max(step_s, reads_s or 0.0)
+        a_day = a_step * _DAY_S / step_s
         room = os.statvfs(nearest(path))
         size = room.f_blocks * room.f_frsize
         line += f", {format_bytes(a_day)} a day, {a_day / size:.2f} times what {nearest(path)} has"
     return [line]
 
 
-def _budget_line(
-    expected: Mapping[int, Expected], daily_bytes: int, step_s: float | None, reads_s: float | None
-) -> str:
+def _budget_line(expected: Mapping[int, Expected], daily_bytes: int, step_s: float | None) -> str:
     """Of the owner that writes most."""
     worst = max(expected, key=lambda rank: expected[rank].handed_bytes)
     a_step = WRITTEN_OF_HANDED * expected[worst].handed_bytes
@@ -219,12 +244,11 @@ def _budget_line(
     line = f"budget: store.daily_bytes = {daily_bytes:,} lets rank {worst} begin a step every {1e3 * least_s:,.1f} ms"
     if step_s is None:
         return line
-    usual_s = max(step_s, reads_s or 0.0)
-    if least_s <= usual_s:
-        return f"{line}, and steps take {1e3 * usual_s:,.1f}: they do not wait for it"
+    if least_s <= step_s:
+        return f"{line}, and steps take {1e3 * step_s:,.1f}: they do not wait for it"
     return (
-        f"{line}, {least_s / usual_s:.1f} times what steps take: they wait for it; for none to wait it takes "
-        f"{a_step * _DAY_S / usual_s:,.0f}"
+        f"{line}, {least_s / step_s:.1f} times what steps take: they wait for it; for none to wait it takes "
+        f"{a_step * _DAY_S / step_s:,.0f}"
     )
 
 

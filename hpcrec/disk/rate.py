@@ -9,7 +9,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -25,6 +25,14 @@ _BATCH = 512  # pages; two batches are under way
 # What a limit of reads a second has saved up, as of a slice of the kernel's or a bucket of a virtual disk's, comes at
 # once, and no run would see it again: 15 % too many in half a second.
 _SAVED_S = 0.15
+
+
+class Rate(NamedTuple):
+    """Pages that came, in how many seconds, and what they took of the process's CPU."""
+
+    pages: int
+    seconds: float
+    cpu_s: float
 
 
 class RandomReads:
@@ -76,8 +84,8 @@ class RandomReads:
                 done += os.pwrite(self._file, memory[done:].data, offset + done)
         os.fsync(self._file)
 
-    def run(self, seconds: float) -> tuple[int, float]:
-        """Reads for a moment, and then for about so long; pages that came in this time, and how many seconds it was.
+    def run(self, seconds: float) -> Rate:
+        """Reads for a moment, and then for about so long, which is what counts.
 
         Raises
         ------
@@ -92,7 +100,7 @@ class RandomReads:
             offset = self._random.integers(0, self._pages, _BATCH) * self._page_bytes
             return int(self._io.transfer(False, file, offset, start, size, memories[turn % 2]))
 
-        begun_s, counted_from_s = time.perf_counter(), None
+        begun_s, counted_from_s, cpu_s = time.perf_counter(), None, 0.0
         turn = counted = 0
         tickets = [begin(0)]
         while True:
@@ -108,9 +116,9 @@ class RandomReads:
             if counted_from_s is not None:
                 counted += _BATCH
             elif now_s - begun_s >= _SAVED_S:
-                counted_from_s = now_s
+                counted_from_s, cpu_s = now_s, time.process_time()
             if last and counted_from_s is not None:
-                return counted, now_s - counted_from_s
+                return Rate(counted, now_s - counted_from_s, time.process_time() - cpu_s)
 
     def close(self) -> None:
         """Lets the file go."""

@@ -51,7 +51,7 @@ def measure_rows_disk(site: Site) -> dict[str, Any] | None:
         everywhere = not any(probe.share(answer["error"]))
         probe.barrier()
         if reads is not None and everywhere:
-            pages, seconds = reads.run(_SECONDS)
+            pages, seconds, _ = reads.run(_SECONDS)
             answer["way"] = reads.way
     except (HpcrecError, OSError) as error:
         answer["error"] = str(error)

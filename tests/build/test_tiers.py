@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hpcrec.config import Config, to_toml, validate
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.reuse import reuse
 from hpcrec.errors import ConfigError, OutputError
-from hpcrec.plan.placement import expect, least_bytes
+from hpcrec.plan.placement import TierPart, expect, least_bytes
 from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature, Ints
 
@@ -120,6 +121,13 @@ def test_predicted_reads_are_those_that_are_counted(file: Path, tmp_path: Path, 
     assert counted["disk_pages_read"] / counted["disk_steps"] < 1.1 * expected.pages_read
 
 
+def pages_of(lines: dict[str, str], parts: Sequence[TierPart]) -> float:
+    """Read a step in the memory that is said to be enough."""
+    enough = expect(parts, numbers(next(line for line in lines if "0.9 of it takes store.memory_bytes" in line))[1])
+    assert enough is not None
+    return enough.pages_read
+
+
 def test_what_is_said(file: Path, tmp_path: Path) -> None:
     config = config_of(file, tmp_path, 1)
     found = tiers_of(config, [0])
@@ -127,24 +135,32 @@ def test_what_is_said(file: Path, tmp_path: Path) -> None:
     memory_bytes = least_bytes(found.parts[0]) + 200_000
     expected = expect(found.parts[0], memory_bytes)
     assert expected is not None
-    lines = told(config_of(file, tmp_path, memory_bytes))
+    config, slow = config_of(file, tmp_path, memory_bytes), 2_000
+    lines = told(config, samples_per_s=5_000, reads_per_s=slow)
     assert numbers(lines["reads (rank 0)"])[1] == pytest.approx(expected.rows_read, abs=0.06)
-    step_ms, reads_ms = 1e3 * BATCH / 20_000, 1e3 * expected.pages_read / 10_000
-    assert numbers(lines["disk"])[:2] == [10_000, 4] and numbers(lines["disk"])[2] == pytest.approx(reads_ms, abs=0.06)
+    step_ms, reads_ms, cpu_ms = 1e3 * BATCH / 5_000, 1e3 * expected.pages_read / slow, 8e-3 * expected.pages_read
+    assert reads_ms > step_ms / 0.9 > step_ms + cpu_ms
+    assert numbers(lines["disk"])[:2] == [slow, 4] and numbers(lines["disk"])[2] == pytest.approx(reads_ms, abs=0.06)
     assert numbers(lines["speed"])[:2] == [pytest.approx(step_ms / reads_ms, abs=0.006), step_ms]
+    assert numbers(lines["speed"])[2:4] == [pytest.approx(reads_ms, abs=0.06), pytest.approx(cpu_ms, abs=0.06)]
     by_disk = next(line for line in lines if line.startswith("0.9 of it takes a disk"))
     assert numbers(by_disk)[1] == pytest.approx(expected.pages_read / (step_ms / 0.9 / 1e3), rel=0.01)
-    by_memory = next(line for line in lines if line.startswith("0.9 of it takes store.memory_bytes"))
-    enough = expect(found.parts[0], numbers(by_memory)[1])
-    assert enough is not None and 1e3 * enough.pages_read / 10_000 == pytest.approx(step_ms / 0.9, rel=0.02)
+    assert pages_of(lines, found.parts[0]) / slow == pytest.approx(step_ms / 0.9 / 1e3, rel=0.02)
     a_day = 2 * expected.handed_bytes * 86_400 / (reads_ms / 1e3)
     assert numbers(lines["writes"])[1] == pytest.approx(a_day / 1e9, abs=0.006)
+    # Of a quick disk it is the cores that reads take, and a quicker one does not help.
+    lines, step_ms = told(config, samples_per_s=100_000, reads_per_s=1e9), 1e3 * BATCH / 100_000
+    assert numbers(lines["speed"])[:2] == [pytest.approx(step_ms / (step_ms + cpu_ms), abs=0.006), step_ms]
+    assert not any(line.startswith("0.9 of it takes a disk") for line in lines)
+    assert 8e-6 * pages_of(lines, found.parts[0]) == pytest.approx(step_ms * (1 / 0.9 - 1) / 1e3, rel=0.02)
     # Rows of 68 bytes take 72 on the disk; of a block as small as this, six mebibytes more than they take.
     assert disk_bytes(found.parts[0], frozenset()) == pytest.approx(71_000 * 72.4 + 6 * 2**20, rel=0.01)
     assert "large (" not in lines.get("keep in memory (store.whole) tables of which a step asks for a tenth", "")
 
 
-def test_a_budget_of_writes_is_compared_with_what_is_expected(file: Path, tmp_path: Path) -> None:
+def test_a_budget_of_writes_is_compared_with_what_is_expected(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = tiers_of(config_of(file, tmp_path, 1), [0])
     assert not isinstance(found, str)
     memory_bytes = least_bytes(found.parts[0]) + 300_000
@@ -152,6 +168,7 @@ def test_a_budget_of_writes_is_compared_with_what_is_expected(file: Path, tmp_pa
     assert expected is not None
     a_day = 2 * expected.handed_bytes * 86_400  # with a step a second
     more: dict[str, Any] = {"samples_per_s": float(BATCH), "reads_per_s": 1e9}
+    monkeypatch.setattr(tier_lines, "_PLACES", 0.0)  # no core is taken from steps
     for budget, times in ((round(a_day * 2), 0.5), (round(a_day / 3), 3)):
         line = told(config_of(file, tmp_path, memory_bytes, store={"daily_bytes": budget}), **more)["budget"]
         assert numbers(line)[:3] == [budget, 0, pytest.approx(1000 * times, abs=0.2)]

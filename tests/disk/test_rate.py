@@ -19,8 +19,8 @@ from hpcrec.units import MiB
 def test_pages_that_come_are_counted(tmp_path: Path, way: Way, page_bytes: int) -> None:
     with RandomReads(tmp_path, page_bytes, way=way, n_bytes=4 * MiB) as reads:
         assert not list(tmp_path.iterdir()), "it goes at once"
-        pages, seconds = reads.run(0.05)
-    assert pages % 512 == 0 and 0.05 <= seconds < 5
+        pages, seconds, cpu_s = reads.run(0.05)
+    assert pages % 512 == 0 and 0.05 <= seconds < 5 and 0.0 < cpu_s / pages < 1e-3
     assert 500 < pages / seconds < 5_000_000  # of anything from a rotating disk to memory
 
 
@@ -34,7 +34,7 @@ def test_what_a_limit_has_saved_up_does_not_count(tmp_path: Path, monkeypatch: p
             return wait(ticket)
 
         monkeypatch.setattr(reads._io, "wait", limited)
-        pages, seconds = reads.run(0.2)
+        pages, seconds, _ = reads.run(0.2)
     assert pages / seconds <= 1.02 * 512 / 0.05, "nobody sleeps for less"
 
 
