@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
+from zlib import crc32
 
 import pytest
 
@@ -50,13 +51,16 @@ def speed_of(item: pytest.Item) -> str:
 def in_turn(item: pytest.Item) -> bool:
     """Whether it is the turn of a test's case on its number of ranks; of other tests always.
 
-    ``@pytest.mark.in_turn`` is for tests with ``parametrize`` of which each case may show its property on any of the
-    numbers of ranks: it runs on one of them (by the sum of the places of its values), and each of them has a case.
+    ``@pytest.mark.in_turn`` is for tests that may show their property on any of the numbers of ranks. A case of
+    ``parametrize`` runs on one of them (by the sum of the places of its values), and each of them has a case; a test
+    without it runs on one that its name chooses.
     """
     if not item.get_closest_marker("in_turn") or speed_of(item) == "slow":
         return True
     chosen = item.callspec.params  # type: ignore[attr-defined]
     counts = list(item.get_closest_marker("parallel").args[0])  # type: ignore[union-attr]
+    if not item.get_closest_marker("parametrize"):
+        return crc32(item.function.__name__.encode()) % len(counts) == counts.index(chosen["_nprocs"])  # type: ignore[attr-defined]
     place, last = 0, 0
     for names, values in (marker.args for marker in item.iter_markers("parametrize")):
         several = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]

@@ -39,6 +39,7 @@ def evaluated(folder: Path, run: str) -> dict[str, float]:
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_a_damaged_best_checkpoint_leaves_the_last_step_to_evaluate(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,

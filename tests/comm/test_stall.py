@@ -185,6 +185,7 @@ def of_ranks(said: list[str]) -> list[str]:
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
     comm, said = MPI.COMM_WORLD, []
     monkeypatch.setattr(stall, "say", said.append)
@@ -209,6 +210,7 @@ def test_a_late_rank_is_reported_once_and_the_run_goes_on(monkeypatch) -> None:
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_a_late_rank_of_a_group_is_reported_by_the_name_of_the_group(monkeypatch) -> None:
     """Once, by rank 0, whether it is in that group or not: on 4 ranks groups are 0, 2 and 1, 3, and 3 is late."""
     comm, said = MPI.COMM_WORLD, []
@@ -236,6 +238,7 @@ def test_a_late_rank_of_a_group_is_reported_by_the_name_of_the_group(monkeypatch
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_a_report_names_the_level_that_a_rank_waits_at(monkeypatch) -> None:
     """In places of two ranks: whoever is in the late one's waits for it, a gate for that place's, its peer for it."""
     comm, said = MPI.COMM_WORLD, []
@@ -266,6 +269,7 @@ def test_a_report_names_the_level_that_a_rank_waits_at(monkeypatch) -> None:
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("stuck", ["one", "all"])
 def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, tmp_path, stuck) -> None:
     comm, said = MPI.COMM_WORLD, []
@@ -322,6 +326,7 @@ def test_files_that_take_long_are_no_stall_until_nothing_comes_on(monkeypatch, t
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_the_first_rank_may_work_on_files_as_long_as_it_comes_on(monkeypatch) -> None:
     """Checking, removing: the others wait in a broadcast. What does not come on is a stall, then and later."""
     comm, said = MPI.COMM_WORLD, []
@@ -346,6 +351,7 @@ def test_the_first_rank_may_work_on_files_as_long_as_it_comes_on(monkeypatch) ->
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_a_stall_is_noted_for_a_moment_before_the_job_is_ended(monkeypatch) -> None:
     comm, noted, ended = MPI.COMM_WORLD, [], []
     monkeypatch.setattr(stall, "say", lambda text: None)

@@ -253,6 +253,7 @@ def test_files_that_one_rank_alone_makes(tmp_path) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_speeds_of_disks(tmp_path) -> None:
     folder, size = shared(tmp_path), WORLD.size
     write_data(folder / "data.h5", samples=30_000)
@@ -338,6 +339,7 @@ def test_a_check_that_fails_on_one_rank_is_a_finding() -> None:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_a_check_that_hangs_is_named_with_its_rank(monkeypatch) -> None:
     """The job's end is replaced by a note: here, the rank that hangs goes on after a while."""
     ended = []

@@ -170,6 +170,7 @@ def test_every_form_trains(folder: Path, codec: str) -> None:
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_bytes_of_a_run(folder: Path) -> None:
     """By the ledger, as ``auto`` predicts them; of the bytes of floats the codec's share, but for padding."""
     write_data(folder / "data.h5", samples=4000)

@@ -35,6 +35,7 @@ def run(folder: Path, messages: str, **sections: Any) -> tuple[list[float], dict
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_direct_messages_change_no_bit_and_no_byte(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     from hpcrec.comm.collectives import Collectives

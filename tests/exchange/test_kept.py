@@ -246,6 +246,7 @@ def test_interrupted_is_uninterrupted(form: str, folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_evaluations_read_owners_and_leave_copies(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_kept(monkeypatch)

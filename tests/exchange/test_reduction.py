@@ -207,6 +207,7 @@ def test_a_folded_layer_is_added_among_owners(form: str, folder: Path, monkeypat
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_sums_among_owners_are_those_of_the_forms_chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Evaluations among steps."""
     write_data(folder / "data.h5")

@@ -38,6 +38,7 @@ def crossed(session: Session, tag: str) -> int:
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_sums_are_thresholded_whole(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one process does it that has whole vectors; flat, an element at least crosses of each part."""
     write_data(folder / "data.h5")
@@ -63,6 +64,7 @@ def test_sums_are_thresholded_whole(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_density_one_is_the_codec_of_its_values(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over maps of hosts and roles, with a step that is left out and evaluations between steps."""
     write_data(folder / "data.h5")
@@ -89,6 +91,7 @@ def test_density_one_is_the_codec_of_its_values(folder: Path, monkeypatch: pytes
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_thresholds_of_features_go_on_and_are_taken_up_on_other_hosts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

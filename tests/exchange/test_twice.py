@@ -196,6 +196,7 @@ def magnitudes(bags: Bags, feature: str, n_samples: int) -> np.ndarray:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_resumed_gives_the_same_bits(folder: Path) -> None:
     write_data(folder / "data.h5")
     for number, (topology, others, shard) in enumerate(
@@ -209,6 +210,7 @@ def test_resumed_gives_the_same_bits(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("device", ["emulated", "cuda"])
 def test_rows_and_model_on_a_device(folder: Path, device: str) -> None:
     """Rows in a device's memory, all or some of them: the bits of main memory; with the model there, as pooled."""
@@ -230,6 +232,7 @@ def shared_out_of(cases: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_with_several_steps_in_flight(folder: Path) -> None:
     write_data(folder / "data.h5")
     for topology, others in zip(roles_for(COMM.size)[:2], (None, "rows"), strict=False):
@@ -266,6 +269,7 @@ class Cheap(Twice):
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_auto_counts_it_and_takes_the_cheapest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of all by ``twice`` are those of a run; of ``cheap``, which says less of as many, it is taken for all."""
     write_data(folder / "data.h5", samples=800)

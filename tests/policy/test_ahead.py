@@ -104,6 +104,7 @@ def test_below_a_cache_and_on_devices(cases_of: Cases, folder: Path, monkeypatch
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_ranks_of_any_speed_evaluated_or_not_and_stopped(folder: Path) -> None:
     write_data(folder / "data.h5")
     for roles in roles_for(COMM.size)[:2]:

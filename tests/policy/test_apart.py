@@ -75,6 +75,7 @@ def told(
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("tau", [None, 1, 3])
 def test_lines_are_of_their_steps_at_any_speed(tau: int | None, folder: Path) -> None:
     """Bytes are those of the steps, whenever they were sent; figures of dynamic tables those after the step."""

@@ -270,6 +270,7 @@ def test_dynamic_tables_are_one_process_too(some: Some, folder: Path) -> None:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_ranks_of_any_speed_and_the_same_run_again(folder: Path) -> None:
     write_data(folder / "data.h5")
     more = {"train": {"steps": 10, "eval_every": 4}, "data": {"validation": str(folder / "data.h5")}}

@@ -63,6 +63,7 @@ def config_of(folder: Path, **sections: Any) -> Config:
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_long_bags_are_pooled_and_wide_rows_stay(folder: Path) -> None:
     """On all ranks alike, and again where the run goes on; one rank, which sends nothing to others, keeps all."""
     write_bags(folder / "data.h5")
@@ -91,6 +92,7 @@ def test_long_bags_are_pooled_and_wide_rows_stay(folder: Path) -> None:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_predicted_and_counted_bytes_are_in_the_summary(folder: Path) -> None:
     write_bags(folder / "data.h5")
     config = config_of(folder, policy={"staleness": 3}, exchange={"forms": {"bag": "pooled"}})

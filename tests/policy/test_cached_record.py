@@ -109,6 +109,7 @@ def test_what_is_told_is_what_one_process_counts(cases_of: Cases, folder: Path) 
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_to_look_changes_no_bit_and_no_other_bytes(folder: Path) -> None:
     write_data(folder / "data.h5")
     for roles, way in zip(roles_for(COMM.size), WAYS, strict=False):

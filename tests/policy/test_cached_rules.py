@@ -116,6 +116,7 @@ def test_too_little_for_a_row_of_each_pool_is_refused() -> None:
 
 
 @pytest.mark.parallel([1, 3])
+@pytest.mark.in_turn
 def test_a_run_by_bytes(folder: Path) -> None:
     """It is that of as many rows, its memory is in the formula, and too little is refused on every rank."""
     write_data(folder / "data.h5")

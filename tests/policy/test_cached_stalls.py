@@ -94,6 +94,7 @@ def _role(session: Session, rank: int) -> str:
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("mode", [0, 1], ids=["split", "fused"])
 def test_others_wait_where_the_schedule_says(mode: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the step itself, in one place each: copies let nobody go on without the others. Nobody dies, no bit changes.
@@ -154,6 +155,7 @@ def one_slow(rank: int, most_s: float) -> Callable[[Session, Step], None]:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_one_slow_rank_changes_no_bit(folder: Path) -> None:
     """By up to 50 ms at each turn, whatever it is: an owner, a dense rank or both."""
     write_data(folder / "data.h5")

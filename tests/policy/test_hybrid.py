@@ -166,6 +166,7 @@ def napping(seed: int) -> Callable[[Session, Step], None]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_rows_are_read_and_learned_in_order_whoever_naps(folder: Path) -> None:
     """By two threads of each rank."""
     write_data(folder / "data.h5")
@@ -189,6 +190,7 @@ def check_drawn(folder: Path, seeds: Iterable[int]) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_any_staleness_drains_naps_and_steps_left_out(folder: Path) -> None:
     write_data(folder / "data.h5")
     check_drawn(folder, range(COMM.size, 16, 4))
@@ -254,6 +256,7 @@ def check_speeds(folder: Path, repeats: int, most_s: float) -> None:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_ranks_of_any_speed_give_the_same_bits(folder: Path) -> None:
     write_data(folder / "data.h5")
     check_speeds(folder, 2, 0.01)
@@ -267,6 +270,7 @@ def test_ranks_of_any_speed_give_the_same_bits_often(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_interrupted_at_a_drain_point_is_uninterrupted(folder: Path) -> None:
     write_data(folder / "data.h5")
     ways = (("rows", {}), ("pooled", CODECS["dct"]), ("partial", {}), ("copies", {}))
@@ -300,6 +304,7 @@ def test_no_checkpoint_comes_between_a_read_and_its_update(folder: Path) -> None
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_a_signal_drains_where_it_comes(folder: Path) -> None:
     write_data(folder / "data.h5")
     for roles in roles_for(COMM.size):
@@ -360,6 +365,7 @@ def test_a_checkpoint_that_failed_is_a_drain_where_it_is_tried_again(tau: int, f
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_evaluations_change_no_bit(folder: Path) -> None:
     """Those that the configuration has, which have their place, and those of a user's own loop."""
     write_data(folder / "data.h5")
@@ -381,6 +387,7 @@ def test_evaluations_change_no_bit(folder: Path) -> None:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_whole_runs_with_and_without_evaluations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     asked = []
@@ -414,6 +421,7 @@ def test_whole_runs_with_and_without_evaluations(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_a_step_left_out_changes_nothing_and_counts(folder: Path) -> None:
     write_data(folder / "data.h5")
     for roles in roles_for(COMM.size):
@@ -497,6 +505,7 @@ def test_rows_that_lack_updates_are_counted(cases_of: Cases, folder: Path) -> No
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_a_checkpoint_that_is_loaded_after_a_loop_was_left(folder: Path) -> None:
     """What that had under way is not learned over it; and the loop that was left goes on no more."""
     write_data(folder / "data.h5")

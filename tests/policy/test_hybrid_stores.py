@@ -33,6 +33,7 @@ class FewPlaces(FileStore):
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_rows_in_a_file_below_a_cache_are_those_in_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     for tau, way in ((1, "pooled"), (2, "rows"), (1, "partial"), (2, "some copies")):

@@ -104,6 +104,7 @@ def test_equals_one_process_whatever_is_tried(folder: Path, monkeypatch: pytest.
 
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_dense_ranks_that_wait_are_seen_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads that take longer than a step are waited for with any staleness; those that take less with none."""
     write_data(folder / "data.h5")
@@ -131,6 +132,7 @@ def test_dense_ranks_that_wait_are_seen_to(folder: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parallel([1, 3])
+@pytest.mark.in_turn
 def test_what_is_found_is_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the run's configuration, its checkpoints and metrics; a run that goes on from one does not seek again."""
     write_data(folder / "data.h5")

@@ -48,6 +48,7 @@ def same(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], about: obj
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_interrupted_and_moved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same bits on the same hosts; on others, and by dense ranks, but for the order of sums."""
     write_data(folder / "data.h5")
@@ -127,6 +128,7 @@ def test_a_run_is_evaluated_and_read_on_any_hosts(folder: Path, monkeypatch: pyt
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_steps_that_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As where dense ranks compute the towers."""
     write_data(folder / "data.h5")

@@ -151,6 +151,7 @@ def test_learns_as_the_definition_does(folder: Path, optimizer: str, *, every: b
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_several_steps_in_flight(folder: Path, staleness: int) -> None:
     """Rows lack updates as of one group: of tables that groups share, and of their own, which the others read too."""
@@ -333,6 +334,7 @@ def by_group(session: Session) -> list[tuple[dict[str, np.ndarray], dict[str, np
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_bytes_are_those_of_the_formula(folder: Path) -> None:
     """Exchanges before steps 3, 6 and 9; evaluations are not counted."""
     write_data(folder / "data.h5")
@@ -368,6 +370,7 @@ def test_auto_predicts_the_dense_sums_of_groups(folder: Path) -> None:
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_evaluations_are_of_all_groups_and_change_nothing(folder: Path) -> None:
     """The first group's figures as the run's, those of each beside; training goes on with what it had exchanged."""
     write_data(folder / "data.h5")
@@ -404,6 +407,7 @@ def check_evaluation(session: Session, oracle: Groups, found: dict[str, Any]) ->
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_a_run_tells_of_all_groups_and_is_read_by_the_first(folder: Path) -> None:
     write_data(folder / "data.h5")
     roles, groups = roles_for(MPI.COMM_WORLD.size)[-1]

@@ -174,6 +174,7 @@ def everything(session: Session) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_resumed_equals_uninterrupted_bit_for_bit(folder: Path) -> None:
     """Stopped in the burn-in, and between two exchanges, with thresholds and ids of each group's own."""
     dynamic_runs.write_data(folder / "data.h5")
@@ -211,6 +212,7 @@ def bytes_by_step(config: Config) -> list[dict[str, int]]:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_bytes_are_those_of_the_formula(folder: Path) -> None:
     """Of shared tables in the burn-in; then as many ids and values as there are groups; gradients are the same."""
     write_data(folder / "data.h5")

@@ -45,6 +45,7 @@ def close(found: Any, wanted: Any, atol: float = 1e-10) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("device", ["emulated", "cuda"])
 def test_a_model_elsewhere_learns_the_same(folder: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its inputs are assembled, and their gradients taken apart, by that device's kernels."""
@@ -62,6 +63,7 @@ def test_a_model_elsewhere_learns_the_same(folder: Path, device: str, monkeypatc
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("device", ["emulated", "cuda"])
 def test_saved_there_goes_on_here_and_is_evaluated_alike(folder: Path, device: str) -> None:
     device_or_skip(device)
@@ -96,6 +98,7 @@ def test_groups_learn_from_each_other_there(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1, 2])
+@pytest.mark.in_turn
 def test_products_in_bfloat16_are_near_and_parameters_are_not_in_it(folder: Path) -> None:
     write_data(folder / "data.h5")
     float32 = {"dtype": "float32", "steps": 6}

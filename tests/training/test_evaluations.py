@@ -64,6 +64,7 @@ def own_module(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_metrics_of_a_run_are_those_of_its_samples_and_in_all_that_it_writes(folder: Path, capsys: Any) -> None:
     write_data(folder / "data.h5", grouped=True)
     own_module(folder, "own_of_a_run")
@@ -132,6 +133,7 @@ def test_what_the_data_or_the_model_lack_is_refused_before_training(folder: Path
 
 
 @pytest.mark.parallel([1, 2])
+@pytest.mark.in_turn
 def test_training_ends_early_by_any_metric_whichever_way_it_is_better(folder: Path) -> None:
     write_data(folder / "data.h5", grouped=True)
     own_module(folder, "own_early")

@@ -218,6 +218,7 @@ SEQUENCE = (  # forms of user, item, history, tag; what is copied
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_a_choice_changes_no_result(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer comes and goes as a run is gone on with under other forms, its optimizer's state with it."""
     write_data(folder / "data.h5")
@@ -377,6 +378,7 @@ def test_what_cannot_be_had_is_refused(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_a_checkpoint_is_whole(folder: Path) -> None:
     """Saved under one form and placement, gone on with under others; nothing in it says where slices were."""
     write_data(folder / "data.h5")

@@ -99,6 +99,7 @@ def test_every_rank_owns_and_asks(folder: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_owners_that_read_ids_make_of_them_what_runners_ask(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same rows in the same order, so the same bits; of tables whose rows are given as ids come, too."""
     write_data(folder / "data.h5")
@@ -123,6 +124,7 @@ def test_distinct_ids_of_each_group():
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_evaluations_and_steps_that_are_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
@@ -144,6 +146,7 @@ def test_evaluations_and_steps_that_are_left_out(folder: Path, monkeypatch: pyte
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 def test_goes_on_with_its_bits_and_on_other_hosts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     keep: dict[str, Any] = {"checkpoint": {"every": 2}, "topology": EVERY_RANK, "exchange": {"form": "rows"}}

@@ -68,6 +68,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("few_places")
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam"])
 def test_links_go_on_as_hdf5_does_and_as_if_nothing_had_stopped(folder: Path, optimizer: str, taken: list[int]) -> None:
@@ -97,6 +98,7 @@ RULES: list[dict[str, Any]] = [
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("few_places")
 @pytest.mark.parametrize("rules", RULES, ids=["all", "lru", "lfu"])
 def test_ids_of_dynamic_tables_keep_their_rows(folder: Path, rules: dict[str, Any], taken: list[int]) -> None:
@@ -123,6 +125,7 @@ def test_ids_of_dynamic_tables_keep_their_rows(folder: Path, rules: dict[str, An
 
 
 @pytest.mark.parallel([1, 2])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("few_places")
 def test_families_of_which_some_tables_are_whole(folder: Path) -> None:
     """Their ids have one row number in all of them: either all tables keep theirs, or all are dealt anew."""
@@ -171,6 +174,7 @@ def test_declared_tables_go_on_as_dynamic_ones(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("few_places")
 @pytest.mark.parametrize("dynamic", [False, True], ids=["declared", "dynamic"])
 def test_other_owners_and_other_stores_read_the_rows_from_the_links(
@@ -223,6 +227,7 @@ def command_of(folder: Path, run: str, **checkpoint: Any) -> Config:
 
 
 @pytest.mark.parallel([1, 2])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("few_places")
 @pytest.mark.parametrize("links", ["links", "copies"])
 def test_beside_steps_each_checkpoint_is_what_there_was(
@@ -420,6 +425,7 @@ def test_it_is_said_where_the_rows_of_checkpoints_will_be(folder: Path, monkeypa
 
 
 @pytest.mark.parallel([1, 3])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("few_places")
 def test_the_best_checkpoint_is_evaluated_at_the_end(folder: Path, taken: list[int]) -> None:
     """Its files are taken over in place of those of the last step."""

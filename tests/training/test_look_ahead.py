@@ -136,6 +136,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_no_bit_depends_on_what_is_tried(policy: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It rises to 4 steps, and falls back by one; evaluations come between, and the run ends in the midst of it."""
     write_data(folder / "data.h5")
@@ -167,6 +168,7 @@ def test_no_bit_depends_on_what_is_tried(policy: str, folder: Path, monkeypatch:
 
 @pytest.mark.usefixtures("few_steps")
 @pytest.mark.parallel([1, 2])
+@pytest.mark.in_turn
 def test_reads_that_are_now_and_then_slow_are_seen_to(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every fifth read takes as long as three steps, which one step ahead does not hide: more are tried."""
     write_data(folder / "data.h5", samples=600)

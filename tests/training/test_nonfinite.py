@@ -407,6 +407,7 @@ def test_a_limit_without_skip_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*not finite")
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_weights_that_overflow_push_out_no_good_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is infinite from step 10 on, every later batch is left out: a run from step 8 on is as if it had not."""
     write_data(folder / "data.h5")

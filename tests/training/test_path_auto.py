@@ -40,6 +40,7 @@ def opened(config: Config) -> tuple[str, dict[str, Any]]:
 
 
 @pytest.mark.parallel([3, 4])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("form", ["pooled", "rows", "auto"])
 def test_takes_the_path_of_fewest_seconds(folder: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
     """And trains as a run that is told this path, to the bit."""

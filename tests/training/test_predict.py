@@ -18,6 +18,7 @@ from tests.training.runs import BATCH, SAMPLES, config_for, write_data
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 def test_ranks_write_every_format_with_columns_of_the_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     data = str(folder / "data.h5")

@@ -40,6 +40,7 @@ def allocation(config: Config, restart: int, steps: int, job: str = "7") -> list
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_never_is_for_the_first_allocation_of_a_job(folder: Path) -> None:
     write_data(folder / "data.h5")
     never, run = config(folder, "run", "never"), folder / "run"
@@ -66,6 +67,7 @@ def test_a_job_that_is_requeued_to_a_newer_version_keeps_what_the_older_one_save
 
 
 @pytest.mark.parallel([1, 2, 3])
+@pytest.mark.in_turn
 def test_a_given_checkpoint_is_for_what_has_saved_nothing_since(folder: Path) -> None:
     write_data(folder / "data.h5")
     assert commands.train(config(folder, "whole", "auto")) == 0

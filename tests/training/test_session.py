@@ -132,6 +132,7 @@ def test_dense_ranks_hold_equal_parameters(folder: Path) -> None:
 
 
 @pytest.mark.parallel([2, 4])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("form", ["pooled", "rows"])
 def test_dense_ranks_without_samples(folder: Path, form: str) -> None:
     write_data(folder / "data.h5", weighted=False)

@@ -161,6 +161,7 @@ def test_a_run_is_read_on_any_hosts(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_a_step_left_out_leaves_slices_as_they_are(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_relays(monkeypatch)
@@ -183,6 +184,7 @@ def test_a_step_left_out_leaves_slices_as_they_are(folder: Path, monkeypatch: py
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_rows_are_a_step_old_and_the_parameter_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_relays(monkeypatch)
@@ -216,6 +218,7 @@ def trained(config: Config, before: Callable[[Session, Step], None] = lambda ses
 
 
 @pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
 def test_ranks_of_any_speed_give_the_same_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_relays(monkeypatch)
@@ -243,6 +246,7 @@ def on_ranks(n: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[MPI.Comm | Non
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.in_turn
 def test_a_resumed_run_has_the_same_bits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     put_relays(monkeypatch)

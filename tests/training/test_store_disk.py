@@ -217,6 +217,7 @@ def test_whole_tables_are_in_memory_and_counted(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1, 3])
+@pytest.mark.in_turn
 @pytest.mark.usefixtures("few_places")
 def test_goes_on_from_a_checkpoint_of_main_memory_and_back(folder: Path) -> None:
     write_data(folder / "data.h5")

@@ -146,6 +146,7 @@ def _between(before: Times, after: Times) -> Times:
 
 
 @pytest.mark.parallel([2, 3])
+@pytest.mark.in_turn
 @pytest.mark.parametrize("spins", [True, False], ids=["slow computation", "late rank"])
 @pytest.mark.parametrize("mode", ["fused", "split"])
 def test_what_is_planted_is_found_where_it_is(mode: str, spins: bool, folder: Path) -> None:
