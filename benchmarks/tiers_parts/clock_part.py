@@ -2,8 +2,9 @@
 
 The mixes of ``placement.py``, on one rank, in memory for an eighth of their rows' bytes. A slower disk is the same one
 with a limit of reads a second that the kernel keeps (blkio, cgroup v1). Predicted is what ``hpcrec config check`` says
-of a run of many epochs, from the step in memory and the disk's reads, both measured in the same turn; the clock is on
-the second epoch of a run, in which every row that comes was written before, in another order. Arms of a mix take turns.
+of a run of two epochs, less what it says of the first alone, from the step in memory and the disk's reads, both of the
+same turn; the clock is on the second epoch of a run, in which every row that comes was written before, in another order
+of the whole file. Arms of a mix take turns.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +23,12 @@ from tiers_parts.limits import SlowDisk, why_no_slow_disk
 
 from hpcrec.build.tier_lines import Disk, predicted_step
 from hpcrec.build.tiers import Tiers, tiers_of
-from hpcrec.plan.placement import TierPart, expect, least_bytes
+from hpcrec.plan.placement import Expected, TierPart, expect, least_bytes
 
 RUN = str(Path(__file__).resolve().parent / "clock_run.py")
 DISKS: dict[str, int | None] = {"5,000": 5_000, "20,000": 20_000, "free": None}
-EPOCHS = 50  # of the run that is predicted
 STEPS, TURNS = 100, 2
+WINDOW = 10_000  # chunks: more than there are
 GOAL = "<= 0.1"
 
 
@@ -52,12 +54,9 @@ def _mix(name: str, folder: Path, *, seed: int, quick: bool) -> list[dict[str, A
     model, features = placement.MIXES[name]
     steps, turns = (40, 1) if quick else (STEPS, TURNS)
     placement.write(folder / "train.h5", features, steps * placement.BATCH, seed)
-    tiers = tiers_of(placement.config_of(folder, model, 1, (), EPOCHS * steps // 2), [0])
-    assert isinstance(tiers, Tiers)
-    parts = tiers.parts[0]
+    parts = _parts(folder, model, steps)
     budget = round(max(sum(part.n_bytes for part in parts) * placement.SHARE, 1.1 * least_bytes(parts)))
-    expected = expect(parts, budget)
-    assert expected is not None
+    expected = _second(expect(parts, budget), expect(_parts(folder, model, steps / 2), budget))
     told: dict[str, list[dict[str, Any]]] = {}
     for turn in range(turns):
         arms = ["memory", *DISKS]
@@ -73,7 +72,7 @@ def _mix(name: str, folder: Path, *, seed: int, quick: bool) -> list[dict[str, A
             for part in parts
         }
         disk = Disk(rates, "measured", statistics.median(of["page_cpu_s"] for of in told[arm]))
-        predicted_s = predicted_step(step_s, disk.seconds(parts, expected), disk.cpu_s(expected))
+        predicted_s = predicted_step(step_s, disk.beside([(parts, expected)]))
         row = {
             "part": "clock",
             "mix": name,
@@ -96,9 +95,24 @@ def _mix(name: str, folder: Path, *, seed: int, quick: bool) -> list[dict[str, A
     return rows
 
 
+def _parts(folder: Path, model: dict[str, Any], steps: float) -> Sequence[TierPart]:
+    """Of a run of two epochs of so many steps."""
+    tiers = tiers_of(placement.config_of(folder, model, 1, (), round(steps)), [0])
+    assert isinstance(tiers, Tiers)
+    return tiers.parts[0]
+
+
+def _second(both: Expected | None, first: Expected | None) -> Expected:
+    """Of the second of two epochs."""
+    assert both is not None and first is not None
+    reads = {table: 2 * n - first.reads[table] for table, n in both.reads.items()}
+    return replace(both, reads=reads, pages={table: 2 * n - first.pages[table] for table, n in both.pages.items()})
+
+
 def _mapping(folder: Path, model: dict[str, Any], budget: int | None, steps: int) -> dict[str, Any]:
     found = placement.mapping_of(folder, model, budget or 1, (), steps)
-    found["data"] |= {"shuffle": True}  # in the order of the first epoch a step's rows would lie in the same pages
+    # In the order of the first epoch, or of windows, a step's rows would lie in the same pages.
+    found["data"] |= {"shuffle": True, "window": WINDOW}
     return found if budget else {**found, "store": {"name": "dram"}}
 
 

@@ -24,7 +24,8 @@ WANTED = 0.9  # of the speed in memory
 LARGE_PART = 0.1  # of its rows: where a step asks for so many, a table belongs in memory
 MEASURED_S = 0.5
 PAGE_CPU_S = 4e-6  # of a page that is read; measured with the disk, where that is
-_PLACES = 2.0  # times that, with what gives rows their places: 11 ms for 1,600 pages, of which 5.6 are the reads'
+PLACE_CPU_S = 0.35e-6  # of a row that a step asks for, in memory or not: 5.4 ms for 15,300 of them (docs/tiers.md)
+_ALL = 'takes as much memory as the rows: store.name = "dram"'
 _DAY_S = 86_400
 _GAIN = 0.99  # a placement that leaves more of the time is not worth a line
 
@@ -52,9 +53,35 @@ class Disk:
         sizes = {part.table: part.page_bytes for part in parts}
         return sum(n / self.reads_per_s[sizes[table]] for table, n in found.pages.items())
 
-    def cpu_s(self, found: Expected) -> float:
-        """Of the processor, for an owner's reads of a step and their places."""
-        return _PLACES * self.page_cpu_s * found.pages_read
+    def beside(self, owners: Sequence[tuple[Sequence[TierPart], Expected]]) -> "Beside":
+        """What owners on one host take."""
+        asked = max(sum(part.curve.asked for part in parts if part.table in of.pages) for parts, of in owners)
+        return Beside(
+            sum(self.seconds(parts, of) for parts, of in owners),
+            self.page_cpu_s * max(of.pages_read for _, of in owners),
+            PLACE_CPU_S * asked,
+        )
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Seconds that rows on a disk take beside a step: the disk, and of the owner with most the processor.
+
+    Attributes
+    ----------
+    reads_s : float
+    pages_cpu_s, places_cpu_s : float
+        For its pages; for places of the rows that it asks for.
+    """
+
+    reads_s: float
+    pages_cpu_s: float
+    places_cpu_s: float
+
+    @property
+    def cpu_s(self) -> float:
+        """Of the processor."""
+        return self.pages_cpu_s + self.places_cpu_s
 
 
 def nearest(path: Path) -> Path:
@@ -77,20 +104,13 @@ def measured(path: Path, sizes: Sequence[int]) -> Disk | str:
     return Disk(found, f"measured just now in {folder} by {way}", page_cpu_s)
 
 
-def predicted_step(step_s: float, reads_s: float, cpu_s: float) -> float:
-    """Seconds of a step.
+def predicted_step(step_s: float, beside: Beside) -> float:
+    """Seconds of a step of which so many are in memory.
 
-    Parameters
-    ----------
-    step_s : float
-        In memory.
-    reads_s : float
-        The disk's, beside it.
-    cpu_s : float
-        Of the processor, for an owner's reads. All of it is added: where every core computes, threads that share a
-        step's work wait for the one whose core is taken.
+    All that is taken of the processor is added: where every core computes, threads that share a step's work wait for
+    the one whose core is taken.
     """
-    return max(step_s + cpu_s, reads_s)
+    return max(step_s + beside.cpu_s, beside.reads_s)
 
 
 def step_in_memory(config: Config, samples_per_s: float | None) -> tuple[float | None, str]:
@@ -153,18 +173,15 @@ def _lines(tiers: Tiers, store: StoreConfig, disk: Disk | str, step_s: float | N
         lines += _read_lines(tiers, expected)
         if store.window:
             lines.append(f"store.window = {store.window}: reads, and what follows from them, are at most so many")
-        reads_s = predicted_s = None
-        cpu_s = 0.0
+        beside, predicted_s = None, step_s
         if isinstance(disk, str):
             lines.append(f"disk: not measured ({disk}); give --reads-per-s")
         else:
-            reads_s = sum(disk.seconds(tiers.parts[rank], of) for rank, of in expected.items())
+            beside = disk.beside([(tiers.parts[rank], of) for rank, of in expected.items()])
             rates = ", ".join(f"{n:,.0f} reads/s of {size // 1024} KiB" for size, n in disk.reads_per_s.items())
-            lines.append(f"disk: {rates} ({disk.said}): {1e3 * reads_s:,.1f} ms a step for all owners")
-            cpu_s = max(disk.cpu_s(of) for of in expected.values())
-        lines += _speed_lines(tiers, expected, memory_bytes, reads_s, cpu_s, step_s, said)
-        if step_s is not None:
-            predicted_s = predicted_step(step_s, reads_s or 0.0, cpu_s)
+            lines.append(f"disk: {rates} ({disk.said}): {1e3 * beside.reads_s:,.1f} ms a step for all owners")
+            predicted_s = None if step_s is None else predicted_step(step_s, beside)
+        lines += _speed_lines(tiers, expected, memory_bytes, beside, step_s, said)
         lines += _written_lines(expected, path, predicted_s)
         if store.daily_bytes is not None:
             lines.append(_budget_line(expected, store.daily_bytes, predicted_s))
@@ -192,26 +209,29 @@ def _speed_lines(
     tiers: Tiers,
     expected: Mapping[int, Expected],
     memory_bytes: int,
-    reads_s: float | None,
-    cpu_s: float,
+    beside: Beside | None,
     step_s: float | None,
     said: str,
 ) -> list[str]:
     if step_s is None:
         return ["speed: not predicted; give --samples-per-s, of this run with all rows in memory"]
     allowed_s, pages = step_s / WANTED, sum(of.pages_read for of in expected.values())
-    lines = []
-    if reads_s is not None:
-        lines.append(
-            f"speed: {step_s / predicted_step(step_s, reads_s, cpu_s):.2f} of that in memory, where a step takes "
-            f"{1e3 * step_s:,.1f} ms ({said}), reads beside it {1e3 * reads_s:,.1f} of the disk and {1e3 * cpu_s:,.1f} "
-            "of cores that are busy"
-        )
-        if reads_s > allowed_s >= step_s + cpu_s:
-            lines.append(f"{WANTED} of it takes a disk of {pages / allowed_s:,.0f} reads/s, or")
-        if reads_s > 0:
-            most = min(allowed_s / reads_s, (allowed_s - step_s) / cpu_s if cpu_s > 0 else math.inf)
-            lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, pages * most)}")
+    if beside is None:
+        return []
+    speed = (
+        f"speed: {step_s / predicted_step(step_s, beside):.2f} of that in memory, where a step takes "
+        f"{1e3 * step_s:,.1f} ms ({said}), reads beside it {1e3 * beside.reads_s:,.1f} of the disk, and with places "
+        f"for rows {1e3 * beside.cpu_s:,.1f} of cores that are busy"
+    )
+    left_s = allowed_s - step_s - beside.places_cpu_s  # of the processor, for pages
+    if left_s <= 0:
+        return [speed, f"{WANTED} of it {_ALL}"]
+    lines = [speed]
+    if beside.reads_s > allowed_s >= step_s + beside.cpu_s:
+        lines.append(f"{WANTED} of it takes a disk of {pages / allowed_s:,.0f} reads/s, or")
+    if beside.reads_s > 0:
+        most = min(allowed_s / beside.reads_s, left_s / beside.pages_cpu_s if beside.pages_cpu_s > 0 else math.inf)
+        lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, pages * most)}")
     return lines
 
 
@@ -220,7 +240,7 @@ def _memory_text(tiers: Tiers, memory_bytes: int, pages: float) -> str:
     total = max(sum(part.n_bytes for part in parts) for parts in tiers.parts.values())
     enough = memory_for(list(tiers.parts.values()), pages, tiers.whole)
     if enough is None or enough >= total:
-        return 'takes as much memory as the rows: store.name = "dram"'
+        return _ALL
     less = "" if enough > memory_bytes else f"; there are {memory_bytes:,}"
     return f"takes store.memory_bytes = {enough:,}, 1/{total / enough:.1f} of the rows' bytes{less}"
 

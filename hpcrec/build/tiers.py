@@ -25,12 +25,10 @@ from hpcrec.embedding.stores.disk import DiskStore, id_of
 from hpcrec.errors import ConfigError
 from hpcrec.plan.curves import Curve, summed
 from hpcrec.plan.memory import MAP_BYTES_A_ROW, ORDER_BYTES_A_ROW
-from hpcrec.plan.placement import TierPart, expect
-from hpcrec.units import MiB
+from hpcrec.plan.placement import FEW_SEGMENTS_BYTES, TierPart, expect
 
 IDS_COUNTED = 4_000_000  # at most, of a data set that is counted at once: some seconds
 FOOTER_BYTES = 3  # of a record on the disk, about
-FEW_SEGMENTS_BYTES = 12 * MiB // 2  # a block may have beside its rows, however few they are
 
 
 @dataclass(frozen=True)

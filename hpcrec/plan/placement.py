@@ -17,14 +17,14 @@ import numpy as np
 
 from hpcrec.plan.aging import kept
 from hpcrec.plan.curves import Curve
-from hpcrec.units import KiB
+from hpcrec.units import KiB, MiB
 
 INDEX_BYTES = 4  # a row: where it lies on the disk
 SLOT_BYTES = 21  # beside a cached row: which it is, when and how often it was asked for, whether it has changed
 PIECES, PIECE_BYTES = 7, 128 * KiB  # of a block
 PAGES_UNDER_WAY = 128
 WAYS = 32  # places that a row may have in a cache, of which each block has one such set at least
-_SPACE = 1.25  # of the disk, by what its rows alone would fill: it is between that and 1.5 times that
+SPARE, FEW_SEGMENTS_BYTES = 1.5, 6 * MiB  # times its rows, or more than them, that a block may have of the disk
 _POINTS = 40  # sizes of a cache that are looked at
 _UNITS = 4000  # parts of a budget
 _ROUNDS = 50  # of changes of one table, at most
@@ -144,8 +144,9 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
 
 
 def _pages(reads: float, rows: float, part: TierPart) -> float:
-    """Distinct pages of so many rows of a block, which lie anywhere in those that its rows fill."""
-    pages = max(rows * part.row_bytes * _SPACE / part.page_bytes, 1.0)
+    """Distinct pages of so many rows of a block, which lie anywhere in its space: between its rows' and the most."""
+    own = rows * part.row_bytes
+    pages = max((own + max(SPARE * own, own + FEW_SEGMENTS_BYTES)) / 2 / part.page_bytes, 1.0)
     return min(-pages * math.expm1(reads * math.log1p(-1 / max(pages, 1.0 + 1e-9))), reads)
 
 
