@@ -81,7 +81,8 @@ EXTRA = {
     "balance": " --quick",
     "checkpoint": " --ranks 1",
     **{stem: f" --parts {part}" for stem, part in PARTS.items()},
-    "tiers_runs": " --parts runs --only w1-own --ahead 2,1 --turns 10 --slack 64",
+    "tiers_runs": " --parts runs --only w1-own --ahead 1,2 --turns 10 --slack 64",
+    "tiers_runs_w2": " --parts runs --only w2-1m --ahead 1 --turns 8 --slack 400",
     "kernels": " --parts tables --peers PYTHON",
     "speed": " --peers PYTHON --contenders hpcrec-fused,hpcrec-fused-mpi,tbe --steps 20",
     "speed_peers": " --peers PYTHON --contenders hpcrec-fused-mpi,hpcrec-split,tbe,torchrec,ddp --ranks 2 --rounds 3"
