@@ -19,8 +19,9 @@ from hpcrec.cli.data import data as data_command
 from hpcrec.config import Config, to_toml, validate
 from hpcrec.data.layout import Column, Columns
 from hpcrec.data.reuse import reuse
+from hpcrec.embedding.stores.disk import DiskStore
 from hpcrec.errors import ConfigError, OutputError
-from hpcrec.plan.placement import TierPart, expect, least_bytes
+from hpcrec.plan.placement import SPARE, TierPart, expect, least_bytes
 from hpcrec.preparation.writer import Writer
 from hpcrec.types import Feature, Ints
 
@@ -161,6 +162,7 @@ def test_what_is_said(file: Path, tmp_path: Path) -> None:
     assert 4e-3 * pages_of(lines, found.parts[0]) == pytest.approx(left_ms, rel=0.02)
     lines = told(config, samples_per_s=1e6, reads_per_s=1e9)  # places alone take more than there may be
     assert any(line.startswith("0.9 of it takes as much memory as the rows") for line in lines)
+    assert DiskStore.of_tier.spare == SPARE, "what is expected knows no store"
     # Rows of 68 bytes take 72 on the disk; of a block as small as this, six mebibytes more than they take.
     assert disk_bytes(found.parts[0], frozenset()) == pytest.approx(71_000 * 72.4 + 6 * 2**20, rel=0.01)
     assert "large (" not in lines.get("keep in memory (store.whole) tables of which a step asks for a tenth", "")

@@ -166,7 +166,6 @@ def napping(seed: int) -> Callable[[Session, Step], None]:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-@pytest.mark.in_turn
 def test_rows_are_read_and_learned_in_order_whoever_naps(folder: Path) -> None:
     """By two threads of each rank."""
     write_data(folder / "data.h5")
@@ -190,7 +189,6 @@ def check_drawn(folder: Path, seeds: Iterable[int]) -> None:
 
 
 @pytest.mark.parallel([1, 2, 3, 4])
-@pytest.mark.in_turn
 def test_any_staleness_drains_naps_and_steps_left_out(folder: Path) -> None:
     write_data(folder / "data.h5")
     check_drawn(folder, range(COMM.size, 16, 4))
