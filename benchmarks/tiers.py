@@ -55,10 +55,13 @@ the second half of the turns by those of the first). Both have the same losses, 
 ``tiers.speed.w1_own.<exponent>`` is samples/s of ``disk`` by those of ``dram``, by turns, at the first budget and the
 best number of steps ahead; ``tiers.of_bound.w2_1m.<exponent>`` is the larger of a step in memory, and the reads of the
 best fixed set of the whole budget (by the law) at fio's rate, by a step of ``disk``; ``per_s_for_0.9`` is the rate at
-which these reads would take a step of 1 / 0.9 of that in memory. ``reads_over_best`` is rows read a step by those of
-the best fixed set of as many rows as the caches have. ``idle_ms``, ``interrupts_ms`` and ``stolen_ms`` are of all cores
-of the host, in a step. Laws, budgets, steps ahead, ranks and turns are options: ``--laws``, ``--budgets``, ``--ahead``,
-``--ranks``, ``--turns``.
+which these reads would take a step of 1 / 0.9 of that in memory. ``best_fixed_index_on_disk`` is what a step would
+read, by the law, if the index were on the disk: two pages for each row, of which the best fixed set of as many lacks as
+the memory then has room for. ``reads_over_best`` is rows read a step by those of the best fixed set of as many rows as
+the caches have. ``idle_ms``, ``interrupts_ms`` and ``stolen_ms`` are of all cores of the host, in a step. Laws,
+budgets, steps ahead, ranks and turns are options: ``--laws``, ``--budgets``, ``--ahead``, ``--ranks``, ``--turns``.
+With ``--evict lfu_aging,lru`` runs in which the least recently used rows go are beside those of the store, which claims
+are of.
 
 Part ``drift`` (``tiers_parts/drift_part.py``, JSON in <FILE>_drift; hours, so only where it is named): 26 tables of 4
 million rows of 64 floats, 27 GB, in 2 GB of memory, all of them written; steps of the store alone, of 2,048 samples

@@ -31,6 +31,9 @@ FIO_DEPTH = 64
 FIO_BYTES = 4 << 30  # of its file, at most
 DISK_SPARE = 1.7  # times the bytes of rows: what the disk may have of a run's
 SPARE_STEPS = 2  # that are routed ahead at the end, beside those of ``exchange.prefetch``
+PRODUCTS = "lfu_aging"  # what the store does; others are for comparison, and are the benchmark's doing
+EVICT = (PRODUCTS, "lru")
+INDEX_BYTES, KNOWN_BYTES = 4, 21  # of a row on the disk; of one in memory, beside itself
 AT_ONCE = 1 << 14  # rows that the cache is filled with at once, at most: as many as a step of W1 wants
 
 Row = dict[str, Any]
@@ -48,6 +51,18 @@ class Size:
 SIZES = {"w1-own": Size(turns=30, steps=20), "w2-1m": Size(turns=12, steps=5), "w1-few": Size(turns=5, steps=8)}
 QUICK = Size(turns=3, steps=4, fio_s=0.5)
 QUICK_SLACK_MB = 64  # what a run takes beside rows weighs much where they are few
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """A run with a disk: the memory is 1 / ``budget`` of rows and states; ``evict`` is who goes from it."""
+
+    budget: int
+    ahead: int
+    evict: str
+
+    def __str__(self) -> str:
+        return f"1/{self.budget}, {self.ahead} ahead, {self.evict}"
 
 
 @dataclass
@@ -88,6 +103,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--laws", help="part runs: exponents (1.05,1.2)")
     parser.add_argument("--budgets", default="8", help="part runs: the memory is 1/n of rows and states, n (8)")
     parser.add_argument("--ahead", help="part runs: exchange.prefetch (0,1,2,4)")
+    parser.add_argument("--evict", default=PRODUCTS, help=f"part runs: who goes, {PRODUCTS} or lru ({PRODUCTS})")
     parser.add_argument("--ranks", type=int, default=1, help="part runs: fused ranks (1)")
     parser.add_argument("--turns", type=int, help="parts stores and runs: of each (8; 30 of w1-own, 12 of w2-1m)")
     parser.add_argument("--at-once", type=int, default=2, help="part runs: runs with store disk that take turns (2)")
@@ -125,7 +141,11 @@ class Case:
         self.ranks, self.at_once, self.more = arguments.ranks, arguments.at_once, arguments.set
         self.slack_bytes = round(1e6 * (arguments.slack + (QUICK_SLACK_MB if arguments.quick else 0)))
         ahead = [int(n) for n in (arguments.ahead or ("1" if arguments.quick else "0,1,2,4")).split(",")]
-        self.arms = [(int(budget), n) for budget in arguments.budgets.split(",") for n in ahead]
+        budgets, evict = arguments.budgets.split(","), arguments.evict.split(",")
+        for rule in evict:
+            if rule not in EVICT:
+                sys.exit(f"--evict has {rule!r}; allowed are {', '.join(EVICT)}")
+        self.arms = [Variant(budget=int(b), ahead=n, evict=rule) for b in budgets for rule in evict for n in ahead]
         self.lead = max(ahead) + 1
         needed = (self.turns + 1) * (self.lead + self.size.steps) + self.lead + SPARE_STEPS
         if needed > self.w.n_batches:
@@ -161,17 +181,15 @@ class Case:
         stack.callback(arm.end)
         return arm
 
-    def _together(self, memory: Arm, arms: Sequence[tuple[int, int]]) -> Iterator[Row]:
+    def _together(self, memory: Arm, arms: Sequence[Variant]) -> Iterator[Row]:
         """Runs with a disk that take turns with the one in memory, and with fio."""
         with ExitStack() as stack:
             begun, facts, found = {}, {}, defaultdict(Turns)
-            for budget, ahead in arms:
+            for variant in arms:
                 try:
-                    arm, about = self._settled(stack, memory, budget, ahead)
+                    begun[variant], facts[variant] = self._settled(stack, memory, variant)
                 except EndedError as error:
-                    yield self.skipped(f"1/{budget}, {ahead} ahead: {error}")
-                    continue
-                begun[budget, ahead], facts[budget, ahead] = arm, about
+                    yield self.skipped(f"{variant}: {error}")
             everybody: dict[Any, Arm] = {"dram": memory, **begun}
             rates: list[float] = []
             names = list(everybody)
@@ -186,20 +204,20 @@ class Case:
                 about["dram_most_mb"] = memory.most_bytes / 1e6
                 yield self._row(found["dram"], found[of], rates, {**facts[of], **about})
 
-    def _settled(self, stack: ExitStack, memory: Arm, budget: int, ahead: int) -> tuple[Arm, Row]:
+    def _settled(self, stack: ExitStack, memory: Arm, variant: Variant) -> tuple[Arm, Row]:
         """A run whose rows lie as after a long time, and what is to be said of it."""
         free = shutil.disk_usage(self.folder).free
         if free < DISK_SPARE * self.rows_bytes:
             raise EndedError(
                 f"{free / 1e9:.0f} GB of disk are free, {DISK_SPARE * self.rows_bytes / 1e9:.0f} are needed"
             )
-        share = self.rows_bytes // budget
-        name = f"disk-{budget}-{ahead}"
-        settings = ["store.name=disk", f"store.path={self.folder / name / 'rows'}", f"exchange.prefetch={ahead}"]
-        settings += [f"store.memory_bytes={share // self.ranks}"]
+        share = self.rows_bytes // variant.budget
+        name = f"disk-{variant.budget}-{variant.ahead}-{variant.evict}"
+        settings = ["store.name=disk", f"store.path={self.folder / name / 'rows'}"]
+        settings += [f"exchange.prefetch={variant.ahead}", f"store.memory_bytes={share // self.ranks}"]
         limit = memory.most_bytes - self.rows_bytes + share + self.slack_bytes
         arm = self._begin(stack, name, settings, 1, limit)
-        opened = arm.ask("open")
+        opened = arm.ask("open", evict=variant.evict)
         cached = sum(rank["cached_rows"] for rank in opened)
         assert cached > 0, "run_rank.cached_rows does not find the caches"
         if cached not in self._orders:
@@ -216,8 +234,9 @@ class Case:
         arm.ask("steps", lead=self.lead, steps=1)
         return arm, {
             "settled_mb": settled_mb,
-            "budget": f"1/{budget}",
-            "ahead": ahead,
+            "budget": f"1/{variant.budget}",
+            "ahead": variant.ahead,
+            "evict": variant.evict,
             "cached_rows": cached,
         }
 
@@ -239,6 +258,7 @@ class Case:
         reads = [n / steps for n in disk.total("disk_rows_read")]
         half = len(reads) // 2
         best = laws.misses(self.chances, whole)
+        freed = INDEX_BYTES * len(self.chances) // (self.rows_bytes // len(self.chances) + KNOWN_BYTES)
         bound_s = [max(b, best / rate) for b, rate in zip(in_memory, rates, strict=True)] if rates else []
         shares = [bound / a for a, bound in zip(of, bound_s, strict=False)]
         return {
@@ -260,6 +280,7 @@ class Case:
             "reads_over_best": statistics.mean(reads) / max(laws.misses(self.chances, cached), 1e-9),
             "best_fixed_cached": laws.misses(self.chances, cached),
             "best_fixed_budget": best,
+            "best_fixed_index_on_disk": 2 * laws.misses(self.chances, cached + freed),
             "lru_cached": laws.lru_misses(self.chances, laws.horizon(self.chances, cached)),
             "hit_share": 1 - statistics.mean(reads) / self.chances.sum(),
             "miss_drift": statistics.mean(reads[half:]) / max(statistics.mean(reads[:half]), 1e-9),
@@ -291,7 +312,7 @@ def claims_of(rows: Sequence[Row], reason: str | None, names: Sequence[str]) -> 
     for name, workload_name, key in (("speed.w1_own", "w1-own", "speed"), ("of_bound.w2_1m", "w2-1m", "of_bound")):
         for exponent in LAWS[workload_name] if workload_name in names or "w1-few" in names else ():
             of = [row for row in rows if (row["workload"], row["exponent"]) == (workload_name, exponent)]
-            ran = [row for row in of if row.get(key) is not None]
+            ran = [row for row in of if row.get(key) is not None and row["evict"] == PRODUCTS]
             ran = [row for row in ran if row["budget"] == ran[0]["budget"]]
             goal = SPEED[exponent] if key == "speed" else OF_BOUND
             unit = "of the samples/s in memory" if key == "speed" else "of the bound's speed"
