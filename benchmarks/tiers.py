@@ -8,18 +8,23 @@ with its checksum. fio reads 4 KiB at random from a file of the same size with i
 both take turns at each depth. ``tiers.read_share`` is the tier's best median over depths by fio's best,
 ``tiers.read_share_threads`` that of threads in place of io_uring (they are as many as the depth). ``tiers.read_cpu_us``
 is the CPU of the process by pages, Python, checksum and the system's part in its threads included, where reads are the
-most. Without fio (apt-get install fio) shares have no value.
+most, with its interval over rounds. Without fio (apt-get install fio) shares have no value.
 
 Then rows of 16 and of 64 floats are handed over, until the disk has been filled several times; the second half counts.
 Batches of distinct rows are drawn by power laws, in a fixed random order. ``tiers.writes_per_row`` is bytes written,
-footers, cleaning and padding included, by bytes of rows and states handed over: the highest over both widths and
-exponents of 1.05 and 1.2. ``tiers.writes_per_row_cached`` is the same of what leaves a cache of an eighth of the rows,
-the least recently used first, where rows are asked for by these laws: what is often asked for stays there, so that rows
-are handed over more alike, which takes more cleaning. Laws of 0.8 and 0 (all rows alike) are in the table.
+footers, cleaning and padding included, by bytes of rows and states that left a cache of an eighth of the rows, all of
+them changed: the highest over both widths and exponents of 1.05 and 1.2. What leaves is drawn by a model of a cache,
+the least recently used rows first, where rows are asked for by these laws: what is often asked for stays there, so that
+rows are handed over more alike, which takes more cleaning. ``tiers.writes_per_row.uncached``, which has no goal, is the
+same where all rows of each batch are handed over. Laws of 0.8 and 0 (all rows alike) are in the table.
 ``tiers.disk_per_row`` is the disk's bytes at their highest, space that is taken ahead included, by those of rows alive.
 
-``tiers.memory_per_row`` is bytes of memory by rows of the table, as the process has them (RssAnon, all rows
-written) and the tier counts them, the larger one.
+Memory beside rows (``tiers_parts/memory_of.py``) is what a process has more of (RssAnon) or what is counted, the larger
+one, each in a process of its own. ``tiers.memory_per_row`` is bytes by rows of a declared table, all of them written:
+the tier's. ``tiers.memory_per_row.dynamic`` is the same of a dynamic table, with the map of its ids and the order in
+which they lose their rows; how many it is without that order is beside it. ``tiers.memory_per_cached_row`` is bytes by
+slots of a cache's plan, each of which has a row that has changed: its map, marks, and places of two steps that are
+under way.
 
 Part ``stays``: what a cache of rows above the disk keeps, by count (``tiers_parts/stays.py``).
 ``tiers.reads_over_best`` is reads a step by those of the best fixed set of as many rows, the highest over exponents of
@@ -27,11 +32,12 @@ Part ``stays``: what a cache of rows above the disk keeps, by count (``tiers_par
 where the next steps are known. Counts are the same in every run.
 
 Part ``checkpoint`` (``tiers_parts/checkpoint_part.py``): store ``disk`` in an eighth of the rows' bytes.
-``tiers.checkpoint_bytes`` is what a checkpoint by links writes, what is dirty in memory and its own files, by the bytes
-of rows and states; beside it, what it would copy where links cannot be had. ``tiers.resume_ratio`` is the time from an
-open session to the end of the first step, from links by that from HDF5: medians of rounds that take turns, with nothing
-of either checkpoint in the page cache. How long steps stand still for a checkpoint is shown for links, for HDF5 and for
-rows that are all in memory.
+``tiers.checkpoint_bytes`` is what a checkpoint by links writes, what is dirty in memory, also what is written early for
+it, and its own files, by the bytes of rows and states, the most of any round; beside it, what it would copy where links
+cannot be had. ``tiers.checkpoint_stall`` is how long steps stand still for one by links, by how long they do where all
+rows are in memory: the median of rounds; beside it, how long they do for HDF5. By how much steps are slower while it is
+written behind them is in neither. ``tiers.resume_ratio`` is the time from an open session to the end of the first step,
+from links by that from HDF5: medians of rounds, with nothing of either checkpoint in the page cache.
 
 Part ``stores`` (``tiers_parts/stores_part.py``, JSON in <FILE>_stores): a mapped file, LMDB and RocksDB (from C++;
 apt-get install liblmdb-dev librocksdb-dev) beside the tier, each in a memory group of its own that kills, all with the
@@ -51,17 +57,21 @@ batch comes twice. The memory group of a run with ``disk`` has what that with ``
 states, plus ``store.memory_bytes``, the share (``--budgets``) of the bytes of rows and states. Before it steps, every
 row is written, as many are written over as there are, drawn as they leave a cache, and the cache is filled with what
 would be in it (``tiers_parts/settled.py``); that misses do not fall any more is in the table (``miss_drift``: those of
-the second half of the turns by those of the first). Both have the same losses, or the benchmark fails.
-``tiers.speed.w1_own.<exponent>`` is samples/s of ``disk`` by those of ``dram``, by turns, at the first budget and the
-best number of steps ahead; ``tiers.of_bound.w2_1m.<exponent>`` is the larger of a step in memory, and the reads of the
-best fixed set of the whole budget (by the law) at fio's rate, by a step of ``disk``; ``per_s_for_0.9`` is the rate at
-which these reads would take a step of 1 / 0.9 of that in memory. ``best_fixed_index_on_disk`` is what a step would
-read, by the law, if the index were on the disk: two pages for each row, of which the best fixed set of as many lacks as
-the memory then has room for. ``reads_over_best`` is rows read a step by those of the best fixed set of as many rows as
-the caches have. ``idle_ms``, ``interrupts_ms`` and ``stolen_ms`` are of all cores of the host, in a step. Laws,
-budgets, steps ahead, ranks and turns are options: ``--laws``, ``--budgets``, ``--ahead``, ``--ranks``, ``--turns``.
-With ``--evict lfu_aging,lru`` runs in which the least recently used rows go are beside those of the store, which claims
-are of.
+the second half of the turns by those of the first). Both have the same losses, or the benchmark fails. ``--slack``
+makes the limit higher by so many megabytes (``slack_mb``), and claims then say so. ``tiers.speed.w1_own.<exponent>`` is
+samples/s of ``disk`` by those of ``dram``, by turns, at the first budget and the best number of steps ahead.
+``tiers.of_bound.w2_1m.<exponent>`` is the larger of a step in memory, and the reads of the best fixed set of the whole
+budget (by the law) at the disk's rate, by a step of ``disk``. The disk's rate in a turn (``disk_per_s``) is fio's, or
+the rows a second that a run with ``disk`` has read in it where that is more, for a disk that others share may be slower
+while fio reads than in the steps: so a share is above 1 only where a step in memory is the slower one.
+``per_s_for_0.9`` is the rate at which the reads of the best fixed set would take a step of 1 / 0.9 of that in memory.
+``best_fixed_index_on_disk`` is what a step would read, by the law, if the index were on the disk: two pages for each
+row, of which the best fixed set of as many lacks as the memory then has room for. ``reads_over_best`` is rows read a
+step by those of the best fixed set of as many rows as the caches have. ``waited_ms`` is how long a step waited for
+rows, and ``written_of_changed`` bytes written by those of rows handed over, in the turns. ``idle_ms``,
+``interrupts_ms`` and ``stolen_ms`` are of all cores of the host, in a step. Laws, budgets, steps ahead, ranks and turns
+are options: ``--laws``, ``--budgets``, ``--ahead``, ``--ranks``, ``--turns``. With ``--evict lfu_aging,lru`` runs in
+which the least recently used rows go are beside those of the store, which claims are of.
 
 Part ``drift`` (``tiers_parts/drift_part.py``, JSON in <FILE>_drift; hours, so only where it is named): 26 tables of 4
 million rows of 64 floats, 27 GB, in 2 GB of memory, all of them written; steps of the store alone, of 2,048 samples
@@ -69,9 +79,12 @@ with one id a table by a power law of 1.05, until as many rows have come and gon
 turn. ``tiers.drift`` is rows read a second by fio's rate, of the last turns by those of the first ones in which the
 cache was full, and of the disk as much was taken as at the end.
 
-Part ``clock`` (``tiers_parts/clock_part.py``, JSON in <FILE>_clock; a quarter of an hour): five mixes of tables on the
-disk as it is and with 20,000 and 5,000 reads a second. ``tiers.prediction_error`` is the largest part by which the
-time of a step that ``hpcrec config check`` would predict differs from the clock's.
+Part ``clock`` (``tiers_parts/clock_part.py``, JSON in <FILE>_clock; 25 minutes): five mixes of tables on the disk as it
+is and with 20,000 and 5,000 reads a second. ``tiers.prediction_error`` is the largest part by which the time of a step
+that ``hpcrec config check`` would predict differs from the clock's, all tables alike; how far off it is with tables
+placed is in the table. ``tiers.placed_over_alike.time`` is the time of a step with those tables whole that ``hpcrec
+config check`` names, by that with all alike: the largest over mixes and disks. A mix of which it names none is left
+out.
 """
 
 import argparse
@@ -80,7 +93,7 @@ import tempfile
 from pathlib import Path
 
 from _report import asked, options
-from tiers_parts import checkpoint_part, clock_part, disk_part, drift_part, runs_part, stays, stores_part
+from tiers_parts import checkpoint_part, clock_part, disk_part, drift_part, memory_of, runs_part, stays, stores_part
 
 PARTS = {
     "disk": disk_part.disk,
@@ -97,7 +110,7 @@ SHORT = ("disk", "stays", "checkpoint", "stores", "runs")  # minutes each
 def main() -> None:
     parser = options(__doc__, tuple(PARTS))
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; a temporary one by default")
-    parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     stores_part.add_options(parser)
     runs_part.add_options(parser)
     arguments = parser.parse_args()
@@ -105,7 +118,7 @@ def main() -> None:
         arguments.parts = ",".join(SHORT)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         if arguments.memory_of is not None:
-            print(json.dumps(disk_part.memory(Path(name), arguments.memory_of)))
+            print(json.dumps(memory_of.here(Path(name), arguments.memory_of)))
             return
         for part, path in asked(parser, arguments, tuple(PARTS)):
             PARTS[part](Path(name), path, arguments)

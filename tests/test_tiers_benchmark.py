@@ -16,7 +16,18 @@ from hpcrec.types import Feature, Lookup, OptimizerSpec, TableSpec
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]
-from tiers_parts import drift_part, laws, limits, runs_part, settled, stores_part  # noqa: E402 - of the benchmark, no package
+from tiers_parts import (  # noqa: E402 - of the benchmark, no package
+    checkpoint_part,
+    clock_part,
+    disk_part,
+    drift_part,
+    laws,
+    limits,
+    memory_of,
+    runs_part,
+    settled,
+    stores_part,
+)
 
 del sys.path[:1]
 ROWS = (7000, 13000)
@@ -53,6 +64,40 @@ def test_rows_that_leave_a_cache_are_read_as_often_as_in_a_simulation() -> None:
 def test_the_tail_begins_behind_the_rows_that_are_kept() -> None:
     ends = laws.tail(10, 1.0, 4)
     np.testing.assert_allclose(ends, np.cumsum(1 / np.arange(5.0, 11)) / (1 / np.arange(5.0, 11)).sum())
+
+
+# The tier alone, and memory.
+
+
+def test_what_is_claimed_of_writes_is_of_rows_that_left_a_cache() -> None:
+    cpu = {"cpu_us": {"median": 3.9}, "cpu_us_low": 3.8, "cpu_us_high": 4.1}
+    of = {"law": 1.05, "disk_of_alive": 1.4}
+    rows: list[dict[str, Any]] = [
+        {"way": "threads", "per_s": {"median": 5.0}, **cpu},
+        {**of, "cache": 0.125, "written_of_handed": 2.1},
+        {**of, "cache": 0.0, "written_of_handed": 1.7},
+        {**of, "law": 0.8, "cache": 0.0, "written_of_handed": 3.0},
+        *({"memory_of": kind, "bytes_a_row": n} for kind, n in zip(memory_of.MEASURED, (4.4, 19, 36, 21), strict=True)),
+    ]
+    claims = {claim["id"]: claim for claim in disk_part.claims_of(rows)}
+    assert claims["tiers.writes_per_row"]["value"] == 2.1 and claims["tiers.writes_per_row"]["holds"] is False
+    assert claims["tiers.writes_per_row.uncached"]["value"] == 1.7
+    assert claims["tiers.writes_per_row.uncached"]["goal"] is None
+    assert claims["tiers.read_cpu_us"]["holds"] is False and "3.8 to 4.1" in claims["tiers.read_cpu_us"]["unit"]
+    found = {name: claims[f"tiers.memory_per_{name}"] for name in ("row", "row.dynamic", "cached_row")}
+    assert [claim["value"] for claim in found.values()] == [4.4, 36, 21]
+    assert [claim["holds"] for claim in found.values()] == [True, False, True]
+
+
+def test_memory_is_counted_when_every_slot_and_every_row_is_taken(tmp_path: Path) -> None:
+    cached = memory_of.cached(tmp_path, 1 << 14)
+    assert cached["counted_bytes"] / cached["rows"] == pytest.approx(21, abs=0.1)
+    n_rows = 100_000
+    found = {kind: memory_of.MEASURED[kind](tmp_path / kind, n_rows) for kind in ("declared", "dynamic", "dynamic-lru")}
+    maps = {kind: (row["counted_bytes"] - found["declared"]["counted_bytes"]) / n_rows for kind, row in found.items()}
+    assert 12 < maps["dynamic"] < 20 and 14 < maps["dynamic-lru"] - maps["dynamic"] < 24
+    for row in (cached, *found.values()):
+        assert row["bytes_a_row"] * row["rows"] == pytest.approx(max(row["counted_bytes"], row["resident_bytes"]))
 
 
 # Settled rows.
@@ -185,8 +230,9 @@ def test_a_loss_that_depends_on_the_store_ends_the_benchmark() -> None:
 
 
 def test_claims_of_runs_are_of_the_first_budget_and_the_best_number_of_steps() -> None:
-    of = {"workload": "w1-own", "exponent": 1.05, "speed_low": 0.8, "speed_high": 1.0}
+    of = {"workload": "w1-own", "exponent": 1.05, "speed_low": 0.8, "speed_high": 1.0, "evict": "lfu_aging"}
     rows = [
+        {**of, "budget": "1/8", "ahead": 2, "speed": 0.97, "evict": "lru"},  # not what the store does
         {**of, "budget": "1/8", "ahead": 0, "speed": 0.7},
         {**of, "budget": "1/8", "ahead": 2, "speed": 0.95},
         {**of, "budget": "1/2", "ahead": 2, "speed": 0.99},
@@ -199,6 +245,49 @@ def test_claims_of_runs_are_of_the_first_budget_and_the_best_number_of_steps() -
     assert claims["tiers.speed.w1_own.1.2"]["reason"] == "not among those that ran"
     asked = {claim["id"] for claim in runs_part.claims_of(rows, None, ["w2-1m"])}
     assert asked == {"tiers.of_bound.w2_1m.1.05", "tiers.of_bound.w2_1m.1.2"}
+
+
+def test_a_limit_that_is_higher_is_said() -> None:
+    row = {"workload": "w2-1m", "exponent": 1.05, "budget": "1/8", "ahead": 1, "evict": "lfu_aging", "slack_mb": 64.0}
+    row |= {"of_bound": 0.9, "of_bound_low": 0.86, "of_bound_high": 1.0}
+    claim = runs_part.claims_of([row], None, ["w2-1m"])[0]
+    assert claim["unit"] == "of the bound's speed, 1/8, 1 ahead, limit 64 MB higher (0.86 to 1)"
+    assert "higher" not in runs_part.claims_of([row | {"slack_mb": 0.0}], None, ["w2-1m"])[0]["unit"]
+
+
+def test_the_disks_rate_is_fios_or_what_a_run_has_read_in_the_turn() -> None:
+    def turns(reads: list[float]) -> runs_part.Turns:
+        rank = {"seconds": 2.0, "disk_bytes_written": 30.0, "disk_bytes_handed": 10.0}
+        return runs_part.Turns([[{**rank, "disk_rows_read": n}, {**rank, "disk_rows_read": n}] for n in reads])
+
+    slow, fast = turns([50.0, 10.0, 10.0]), turns([70.0, 20.0, 80.0])
+    assert runs_part.rates_of([60.0, 60.0, 60.0], [slow, fast]) == [70.0, 60.0, 80.0]
+    assert runs_part.rates_of([], [slow, fast]) == []
+    assert runs_part.written_of_changed(slow) == 3.0
+
+
+# Checkpoints and clocks.
+
+
+def test_how_long_steps_stand_still_is_held_to_memory_round_by_round() -> None:
+    of = {"written_of_rows": 0.1, "resumed_s": 1.0, "resumed_hdf5_s": 10.0, "stopped_dram_ms": 4.0}
+    rows = [{**of, "stopped_ms": ms} for ms in (4.0, 4.4, 5.2)]
+    claims = {claim["id"]: claim for claim in checkpoint_part.claims_of(rows)}
+    stall = claims["tiers.checkpoint_stall"]
+    assert stall["value"] == pytest.approx(1.1) and stall["holds"] is False and "(1 to 1.3)" in stall["unit"]
+    assert claims["tiers.resume_ratio"]["value"] == pytest.approx(0.1)
+
+
+def test_placed_tables_are_held_to_all_alike_on_the_same_disk() -> None:
+    def row(mix: str, disk: str, whole: list[str], step_ms: float) -> dict[str, Any]:
+        return {"mix": mix, "disk": disk, "whole": whole, "step_ms": step_ms, "predicted_ms": 10.0}
+
+    alike = [row("a", "free", [], 10.0), row("a", "5,000", [], 10.5), row("b", "free", [], 9.8)]
+    placed = [row("a", "5,000", ["t"], 21.0), row("a", "free", ["t"], 8.0)]
+    claims = {claim["id"]: claim for claim in clock_part.claims_of([*alike, *placed])}
+    assert claims["tiers.prediction_error"]["value"] == pytest.approx(0.5 / 10.5)
+    assert claims["tiers.placed_over_alike.time"]["value"] == pytest.approx(2.0)
+    assert clock_part.claims_of(alike)[2]["value"] is None
 
 
 def test_drift_is_of_turns_in_which_cache_and_disk_were_full() -> None:

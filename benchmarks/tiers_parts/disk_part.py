@@ -1,10 +1,11 @@
-"""The tier alone: reads beside fio's, bytes written for those handed over, memory. Knows ``hpcrec.disk``, no caches."""
+"""The tier alone: reads beside fio's, bytes written for those handed over, memory. Knows ``hpcrec.disk``, no caches.
+
+What leaves a cache is drawn by a model of one, ``gone``: the least recently used rows first, all of which have changed.
+A store's cache chooses otherwise. What memory is taken beside rows is for ``memory_of``.
+"""
 
 import argparse
-import json
 import shutil
-import subprocess
-import sys
 import time
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import claim, finish, spread
+from _report import claim, finish, interval, spread
+from tiers_parts import memory_of
 from tiers_parts.fio import NO_FIO, fio, why_none
 from tiers_parts.shown import said
 
@@ -20,7 +22,6 @@ from hpcrec.disk.pages import page_io
 from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.errors import ConfigError
 
-TIERS = Path(__file__).resolve().parents[1] / "tiers.py"
 DEPTHS = (16, 32, 64, 128)
 WIDTH = 64
 PAGE_BYTES = 4096  # of rows of this width
@@ -33,13 +34,13 @@ NO_RING = "io_uring cannot be had here"
 def disk(folder: Path, path: Path | None, arguments: argparse.Namespace) -> None:
     """The part; writes its JSON to ``path``."""
     quick = arguments.quick
-    n_rows, rounds, seconds = (800_000, 2, 1.0) if quick else (8_000_000, 3, 2.0)
+    n_rows, rounds, seconds = (800_000, 2, 1.0) if quick else (8_000_000, 8, 2.0)
     depths = DEPTHS[-2:] if quick else DEPTHS
     rows = [said(row) for row in reads(folder, n_rows, rounds, seconds, depths)]
     n_rows, fills, laws = (200_000, 3, LAWS[:4]) if quick else (1_000_000, 6, LAWS)
     for width in (16, 64):
         rows += [said(writes(folder, n_rows, fills, width, law, cache)) for law, cache in laws]
-    rows.append(said(memory_apart(folder, 10_000_000)))
+    rows += [said(memory_of.apart(folder, kind, n)) for kind, n in memory_of.sizes(quick=quick).items()]
     finish("tiers", rows, claims_of(rows), path)
 
 
@@ -59,24 +60,21 @@ def claims_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
     written = {
         name: [row for row in rows if row.get("law", 0) > 1 and (row["cache"] > 0) == cached]
-        for name, cached in (("", False), ("_cached", True))
+        for name, cached in (("left a cache of an eighth", True), ("were handed over", False))
     }
+    left, over = (max(row["written_of_handed"] for row in of) for of in written.values())
+    of_left, of_over = (f"of the bytes of rows that {name}" for name in written)
     takes = max(row["disk_of_alive"] for of in written.values() for row in of)
-    remembered = next(row["memory_per_row"] for row in rows if "memory_per_row" in row)
+    ring = best.get("io_uring", best["threads"])
+    cpu_us = ring["cpu_us"]["median"]
     return [
         share("tiers.read_share", "io_uring", ">= 0.9"),
         share("tiers.read_share_threads", "threads", ">= 0.8"),
-        claim(
-            "tiers.read_cpu_us", best.get("io_uring", best["threads"])["cpu_us"]["median"], "us of CPU a page", "<= 4"
-        ),
-        *(
-            claim(
-                f"tiers.writes_per_row{name}", max(r["written_of_handed"] for r in of), "of bytes handed over", "<= 2"
-            )
-            for name, of in written.items()
-        ),
+        claim("tiers.read_cpu_us", cpu_us, "us of CPU a page", "<= 4", sure=(ring["cpu_us_low"], ring["cpu_us_high"])),
+        claim("tiers.writes_per_row", left, of_left, "<= 2"),
+        claim("tiers.writes_per_row.uncached", over, of_over),
         claim("tiers.disk_per_row", takes, "of the bytes alive", "<= 1.5"),
-        claim("tiers.memory_per_row", remembered, "bytes a row of the table", "<= 4.5"),
+        *memory_of.claims_of(rows),
     ]
 
 
@@ -118,9 +116,15 @@ def reads(folder: Path, n_rows: int, rounds: int, seconds: float, depths: Sequen
     shutil.rmtree(folder / "reads")
     return [
         {"way": way, "depth": depth, "gb": n_bytes / 1e9, "per_s": spread(found)}
-        | ({"cpu_us": spread(cpu_us[way, depth])} if way != "fio" else {})
+        | (cpu_of(cpu_us[way, depth]) if way != "fio" else {})
         for (way, depth), found in per_s.items()
     ]
+
+
+def cpu_of(found: Sequence[float]) -> dict[str, Any]:
+    """Of a page, over rounds: the median with its range, and with its interval."""
+    low, high = interval(found)
+    return {"cpu_us": spread(found), "cpu_us_low": low, "cpu_us_high": high}
 
 
 def has_ring() -> bool:
@@ -201,7 +205,10 @@ def drawn(rng: np.random.Generator, n_rows: int, law: float) -> Iterator[np.ndar
 
 
 def gone(batches: Iterator[np.ndarray], n_rows: int, slots: int) -> Iterator[np.ndarray]:
-    """What leaves a cache of so many rows, the least recently used first, where these are asked for; 0: all of them."""
+    """What leaves a model of a cache of so many rows, the least recently used first; 0: all that is asked for.
+
+    Every batch that is asked for changes its rows, so each one that leaves is handed over.
+    """
     if not slots:
         yield from batches
     last, inside = np.full(n_rows, -1), 0
@@ -218,47 +225,3 @@ def gone(batches: Iterator[np.ndarray], n_rows: int, slots: int) -> Iterator[np.
             inside -= len(old)
             if len(old):
                 yield old
-
-
-# Memory.
-
-
-def memory_apart(folder: Path, n_rows: int) -> dict[str, Any]:
-    """In a process of its own."""
-    line = [sys.executable, str(TIERS), "--folder", str(folder), "--memory-of", str(n_rows)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
-def memory(folder: Path, n_rows: int) -> dict[str, Any]:
-    """What a tier of so many rows takes, all of them written and some read."""
-    rng = np.random.default_rng(3)
-    order, into = rng.permutation(n_rows), columns(1 << 15, 16)
-    with Tier(folder / "warm", blocks(1 << 15, 16)) as warm:  # what does not depend on rows
-        warm.write({0: Wanted(np.arange(1 << 15), into)})
-        warm.read({0: Wanted(rng.permutation(1 << 15), into)}).wait()
-    before = rss_bytes()
-    with Tier(folder / "tier", blocks(n_rows, 16)) as tier:
-        for start in range(0, n_rows, 1 << 15):
-            some = order[start : start + (1 << 15)]
-            tier.write({0: Wanted(some, {k: v[: len(some)] for k, v in into.items()})})
-        for _ in range(10):
-            tier.read({0: Wanted(rng.integers(0, n_rows, 1 << 15), into)}).wait()
-        taken, counted = rss_bytes() - before, tier.n_bytes
-    return {
-        "rows": n_rows,
-        "memory_per_row": max(taken, counted) / n_rows,
-        "resident_bytes": taken,
-        "counted_bytes": counted,
-    }
-
-
-def rss_bytes() -> int:
-    """Of this process: memory that it shares with nobody."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -22,7 +22,7 @@ from hpcrec import kernels
 from hpcrec.comm.start import start
 
 LOOK_EVERY_S = 0.005
-COUNTED = ("disk_rows_read", "disk_pages_read", "disk_bytes_written")
+COUNTED = ("disk_rows_read", "disk_pages_read", "disk_bytes_written", "disk_bytes_handed", "rows_waited_s")
 IDLE, INTERRUPTS, STOLEN = (3, 4), (5, 6), (7,)  # columns of /proc/stat; who waits for a disk idles too
 
 
@@ -101,14 +101,23 @@ def turn(session: Any, run: Iterator[Any], lead: int, steps: int) -> dict[str, A
     barrier, store, losses = session.parts.world.main.barrier, session.parts.store, []
     losses += [next(run).run() for _ in range(lead)]
     barrier()
-    cores_before, before = cores(), store.figures()
+    cores_before, before = cores(), figures_of(store)
     began_s, used_s = time.perf_counter(), time.process_time()
     losses += [next(run).run() for _ in range(steps)]
     barrier()
-    took_s, used_s, after = time.perf_counter() - began_s, time.process_time() - used_s, store.figures()
+    took_s, used_s, after = time.perf_counter() - began_s, time.process_time() - used_s, figures_of(store)
     counted = {name: after[name] - before[name] for name in COUNTED if name in after}
     counted |= {name: after - cores_before[name] for name, after in cores().items()}
     return {"step": session.step, "seconds": took_s, "cpu_s": used_s, "losses": losses, "figures": after, **counted}
+
+
+def figures_of(store: Any) -> dict[str, float]:
+    """What the store says, and bytes of rows that were handed over to its disk: what was written, by the ratio."""
+    figures = store.figures()
+    if "disk_written_of_handed" not in figures:
+        return figures
+    ratio = figures["disk_written_of_handed"]
+    return {**figures, "disk_bytes_handed": figures["disk_bytes_written"] / ratio if ratio else 0.0}
 
 
 def cores() -> dict[str, float]:

@@ -90,7 +90,11 @@ class Turns:
     @property
     def step_s(self) -> list[float]:
         """Mean of a step in each turn, of the slowest rank."""
-        return [max(rank["seconds"] for rank in of) for of in self.answers]
+        return self.longest("seconds")
+
+    def longest(self, name: str) -> list[float]:
+        """The most of any rank, by turn."""
+        return [max(rank[name] for rank in of) for of in self.answers]
 
     def total(self, name: str) -> list[float]:
         """Of all ranks, by turn."""
@@ -107,7 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, help="part runs: fused ranks (1)")
     parser.add_argument("--turns", type=int, help="parts stores and runs: of each (8; 30 of w1-own, 12 of w2-1m)")
     parser.add_argument("--at-once", type=int, default=2, help="part runs: runs with store disk that take turns (2)")
-    parser.add_argument("--slack", type=float, default=0.0, metavar="MB", help="part runs: more than the limit (0)")
+    parser.add_argument("--slack", type=float, default=0.0, metavar="MB", help="part runs: the limit is higher by (0)")
     parser.add_argument("--data", type=Path, default=Path("~/.cache/hpcrec/speed").expanduser(), help="where data are")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="part runs: for all runs")
 
@@ -202,7 +206,8 @@ class Case:
                 same_losses(found["dram"], found[of])
                 about = {"limit_mb": (arm.limit_bytes or 0) / 1e6, "most_mb": arm.most_bytes / 1e6}
                 about["dram_most_mb"] = memory.most_bytes / 1e6
-                yield self._row(found["dram"], found[of], rates, {**facts[of], **about})
+                with_disk = [found[variant] for variant in begun]
+                yield self._row(found["dram"], found[of], rates, with_disk, {**facts[of], **about})
 
     def _settled(self, stack: ExitStack, memory: Arm, variant: Variant) -> tuple[Arm, Row]:
         """A run whose rows lie as after a long time, and what is to be said of it."""
@@ -238,6 +243,7 @@ class Case:
             "ahead": variant.ahead,
             "evict": variant.evict,
             "cached_rows": cached,
+            "slack_mb": self.slack_bytes / 1e6,
         }
 
     def _rows_of(self) -> list[np.ndarray]:
@@ -246,10 +252,10 @@ class Case:
 
     def _of_host(self, turns: Turns, name: str) -> float:
         """Milliseconds of all cores of the host in a step, of the rank that was slowest to say so."""
-        return 1e3 * statistics.median(max(rank[f"{name}_s"] for rank in of) for of in turns.answers) / self.size.steps
+        return 1e3 * statistics.median(turns.longest(f"{name}_s")) / self.size.steps
 
-    def _row(self, memory: Turns, disk: Turns, rates: Sequence[float], about: Row) -> Row:
-        """One line of the table."""
+    def _row(self, memory: Turns, disk: Turns, rates: Sequence[float], with_disk: Sequence[Turns], about: Row) -> Row:
+        """One line of the table. ``rates``: fio's; ``with_disk``: all runs that read in these turns."""
         steps, whole = self.size.steps, len(self.chances) // int(about["budget"].removeprefix("1/"))
         cached = min(about["cached_rows"], len(self.chances))
         of = [one / steps for one in disk.step_s]
@@ -259,8 +265,8 @@ class Case:
         half = len(reads) // 2
         best = laws.misses(self.chances, whole)
         freed = INDEX_BYTES * len(self.chances) // (self.rows_bytes // len(self.chances) + KNOWN_BYTES)
-        bound_s = [max(b, best / rate) for b, rate in zip(in_memory, rates, strict=True)] if rates else []
-        shares = [bound / a for a, bound in zip(of, bound_s, strict=False)]
+        gives = rates_of(rates, with_disk)
+        shares = [max(b, best / rate) / a for a, b, rate in zip(of, in_memory, gives, strict=True)] if gives else []
         return {
             "workload": self.name,
             "exponent": self.exponent,
@@ -271,7 +277,9 @@ class Case:
             **middle("speed", ratios),
             **middle("of_bound", shares),
             "fio_per_s": spread(rates) if rates else None,
+            "disk_per_s": spread(gives) if gives else None,
             "per_s_for_0.9": 0.9 * best / statistics.median(in_memory),
+            "waited_ms": 1e3 * statistics.median(disk.longest("rows_waited_s")) / steps,
             "cpu_ms": 1e3 * statistics.median(disk.total("cpu_s")) / steps,
             "dram_cpu_ms": 1e3 * statistics.median(memory.total("cpu_s")) / steps,
             **{f"{name}_ms": self._of_host(disk, name) for name in ("idle", "interrupts", "stolen")},
@@ -286,7 +294,20 @@ class Case:
             "miss_drift": statistics.mean(reads[half:]) / max(statistics.mean(reads[:half]), 1e-9),
             "pages_read": statistics.mean(disk.total("disk_pages_read")) / steps,
             "written_kb": statistics.mean(disk.total("disk_bytes_written")) / steps / 1e3,
+            "written_of_changed": written_of_changed(disk),
         }
+
+
+def rates_of(rates: Sequence[float], with_disk: Sequence[Turns]) -> list[float]:
+    """Reads a second that the disk has given in each turn: by fio, or by a run that read more; none without fio."""
+    read = [[n / s for n, s in zip(of.total("disk_rows_read"), of.step_s, strict=True)] for of in with_disk]
+    return [max(each) for each in zip(rates, *read, strict=True)] if rates else []
+
+
+def written_of_changed(disk: Turns) -> float | None:
+    """Bytes written in all turns by those of rows handed over in them; None where none were."""
+    handed = sum(disk.total("disk_bytes_handed"))
+    return sum(disk.total("disk_bytes_written")) / handed if handed > 0 else None
 
 
 def middle(name: str, values: Sequence[float]) -> Row:
@@ -319,6 +340,7 @@ def claims_of(rows: Sequence[Row], reason: str | None, names: Sequence[str]) -> 
             if ran:
                 best = max(ran, key=lambda row: row[key])
                 unit += f", {best['budget']}, {best['ahead']} ahead"
+                unit += f", limit {best['slack_mb']:.0f} MB higher" if best.get("slack_mb") else ""
                 sure = best[f"{key}_low"], best[f"{key}_high"]
                 claims.append(claim(f"tiers.{name}.{exponent:g}", best[key], unit, goal, sure=sure))
             else:
