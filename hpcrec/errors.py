@@ -5,6 +5,7 @@ caller may catch either. Knows nothing of MPI: how ranks fail together is ``comm
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -51,7 +52,18 @@ class UnreadableError(HpcrecError, OSError):
 
 
 class TierError(HpcrecError, OSError):
-    """Rows on a disk that cannot be read, or are not what was written there."""
+    """Rows on a disk that cannot be read, or are not what was written there.
+
+    Attributes
+    ----------
+    segment : Path or None
+        The file of which that was found, where its disk cannot read it, or what it has is not what was written; None
+        where nothing says that a file is damaged.
+    """
+
+    def __init__(self, message: str, *, segment: Path | None = None) -> None:
+        super().__init__(message)
+        self.segment = segment
 
 
 class NonFiniteError(HpcrecError, ArithmeticError):

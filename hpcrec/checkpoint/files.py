@@ -40,6 +40,7 @@ ROWS, ROWS_END = "rows-", ".tier"  # between them the number of the rank whose s
 DENSE_GROUP, SNAPSHOT = "dense-group-", "snapshot-"  # and the number of a group of dense ranks
 STATE = "state.json"
 BEST = "best.json"
+DAMAGED = "damaged-"  # and a seal: which segment has damage that a run has met (``damaged``); or the name of a step
 
 
 def nothing() -> None:
@@ -268,7 +269,8 @@ def file_damage(path: Path, entry: Mapping[str, Any], comes_on: ComesOn = nothin
 def segment_damage(path: Path, entry: Mapping[str, Any]) -> str | None:
     """What is wrong with a link to a store's file, held to its entry in the manifest, or None: its size, its seal.
 
-    Its pages have checksums of their own, which are looked at when they are read.
+    Its pages have checksums of their own, which are looked at when they are read; and before where a run has noted
+    that there is damage (``damaged``).
 
     Raises
     ------
@@ -360,7 +362,7 @@ def remove_leftovers(run: Path, claim: Claim | Unclaimed = UNCLAIMED, comes_on: 
     folder = checkpoints_in(run)
     # All are listed before the look: what another one writes, once it has taken over, is not among them.
     hidden = [name for name, is_folder in _listed(folder) if is_folder and name.startswith(".step-")]
-    notes = [name for name, _ in _listed(folder) if name.startswith(f".{BEST}.")]
+    notes = [n for n, is_folder in _listed(folder) if not is_folder and n.startswith((f".{BEST}.", f".{DAMAGED}"))]
     cleared = [n for n, _ in _listed(run) if n.startswith(f".{folder.name}.") and n.endswith(".old")]
     for name in hidden:
         final = folder / name.split(".")[1]

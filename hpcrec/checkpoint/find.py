@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hpcrec.checkpoint import files
+from hpcrec.checkpoint import damaged, files
 from hpcrec.checkpoint.reader import Checkpoint
 from hpcrec.comm.failure import agree
 from hpcrec.comm.ranks import Alone, Ranks
@@ -83,7 +83,7 @@ def problem_of(path: Path, ranks: Ranks) -> str | None:
         manifest: dict[str, Any] = on_root(ranks, lambda: files.read_manifest(path))
     except CheckpointError as error:
         return str(error).rstrip(".")
-    found = files.damage(path, manifest, ranks)
+    found = files.damage(path, manifest, ranks) or damaged.noted_damage(path, manifest, ranks)
     if found is None and (base := files.base_of(path, manifest)) is not None:
         found = on_root(ranks, lambda: base_problem(path, manifest, base)) or problem_of(base, ranks)
     return found

@@ -8,6 +8,7 @@ import atexit
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from hpcrec.clock import Idles, Phase
 from hpcrec.disk.segment import AGAIN, Segment
@@ -29,10 +30,13 @@ class Pass:
     ----------
     wrong : str or None
         What was found first; then it ends.
+    segment : Path or None
+        The file that is damaged by that, see ``TierError``.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         self.wrong: str | None = None
+        self.segment: Path | None = None
         self._segments = [Segment(s.path, s.number, s.block, s.layout) for s in segments]
         self._stopped = threading.Event()
         self._at_s = time.monotonic()
@@ -50,19 +54,30 @@ class Pass:
                 segment = Segment.sealed(closed.path, closed.number, closed.block, closed.layout)
             except TierError as error:
                 if not isinstance(error.__cause__, FileNotFoundError):
-                    self.wrong = str(error).removesuffix(AGAIN).rstrip()
+                    self._found(error)
                     return
                 continue
             try:
                 segment.read_footer()
                 check_segment(segment, self._pause)
             except TierError as error:
-                self.wrong = str(error).removesuffix(AGAIN).rstrip()
+                self._found(error)
                 return
             except _StoppedError:
                 return
             finally:
                 segment.close()
+
+    def _found(self, error: TierError) -> None:
+        self.segment = error.segment  # first: whoever sees that something is wrong looks for it
+        self.wrong = str(error).removesuffix(AGAIN).rstrip()
+
+    def error(self, came_from: Path) -> TierError | None:
+        """What was found, as an error to raise where the segments were taken over from a checkpoint; or None."""
+        if self.wrong is None:
+            return None
+        said = f"{self.wrong} The run went on from {came_from}, which has the same file. {AGAIN}"
+        return TierError(said, segment=self.segment)
 
     def _pause(self) -> None:
         """After each piece: for as long as leaves the rest of the time to others."""

@@ -104,7 +104,8 @@ def open_segments(
                 raise TierError(
                     f"{found[-1].path}: is another segment than the one that its generation has: its seal is "
                     f"{found[-1].seal_sum:08x}, and {seal:08x} is listed. It was put there from elsewhere, or is of "
-                    "another run."
+                    "another run.",
+                    segment=found[-1].path,
                 )
     except BaseException:
         for one in coming:

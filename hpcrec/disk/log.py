@@ -521,7 +521,8 @@ class RowLog:
             if segment.pages > self.segment_pages or (rows.size and rows.max() >= self.rows):
                 raise TierError(
                     f"{segment.path}: its footer has {segment.pages} pages and rows up to {rows.max(initial=-1)}; "
-                    f"block {self.block} has {self.segment_pages} pages a segment and {self.rows} rows. {AGAIN}"
+                    f"block {self.block} has {self.segment_pages} pages a segment and {self.rows} rows. {AGAIN}",
+                    segment=segment.path,
                 )
             stamps[slot, : segment.pages] = footer.stamps
             first, numbers = slot * self.segment_records, rows.reshape(-1)

@@ -228,20 +228,24 @@ class Segment:
             self.n_bytes = os.fstat(self.file).st_size
             last = self._read(self.n_bytes - SECTOR_BYTES, SECTOR_BYTES) if self.n_bytes >= SECTOR_BYTES else None
         except OSError as error:
-            raise TierError(f"{path}: cannot be read ({error.strerror}). {AGAIN}") from error
+            refused = f"{path}: cannot be read ({error.strerror}). {AGAIN}"
+            raise TierError(refused, segment=_damaged_by(error.errno, path)) from error
         end = None if last is None else last[-_TRAILER.itemsize :].copy()
         said = None if end is None else end.view(_TRAILER)[0]
         if end is None or said is None or said["magic"] != MAGIC:
-            raise TierError(f"{path}: has no trailer at its end: it was never finished, or cut off. {AGAIN}")
+            missing = "has no trailer at its end: it was never finished, or cut off."
+            raise TierError(f"{path}: {missing} {AGAIN}", segment=path)
         self.pages = int(said["pages"])
         self._footer_bytes, self.contents = int(said["footer_bytes"]), int(said["contents"])
         if bytes(self._trailer(self._footer_bytes, int(said["footer"]))) != bytes(end):
             raise TierError(
                 f"{path}: its trailer is damaged, or of another segment: it says {said.item()}, and wanted are "
-                f"segment {number} of block {block}, {layout}. {AGAIN}"
+                f"segment {number} of block {block}, {layout}. {AGAIN}",
+                segment=path,
             )
         if self.n_bytes != self.pages * layout.page_bytes + rounded(self._footer_bytes + _TRAILER.itemsize):
-            raise TierError(f"{path}: has {self.n_bytes} bytes, which {self.pages} pages and a footer are not. {AGAIN}")
+            size = f"has {self.n_bytes} bytes, which {self.pages} pages and a footer are not."
+            raise TierError(f"{path}: {size} {AGAIN}", segment=path)
 
     def read_footer(self) -> Footer:
         """Of a sealed one.
@@ -256,10 +260,12 @@ class Segment:
         try:
             data = self._read(at, rounded(n + _TRAILER.itemsize))
         except OSError as error:
-            raise TierError(f"{self.path}: its footer cannot be read ({error.strerror}). {AGAIN}") from error
+            wrong = f"its footer cannot be read ({error.strerror})."
+            raise TierError(f"{self.path}: {wrong} {AGAIN}", segment=_damaged_by(error.errno, self.path)) from error
         wanted = int(data[-_TRAILER.itemsize :].copy().view(_TRAILER)[0]["footer"])
         if crc32c(data[:n]) != wanted:
-            raise TierError(f"{self.path}: the checksum of its footer at byte {at} is wrong. {AGAIN}")
+            wrong = f"the checksum of its footer at byte {at} is wrong."
+            raise TierError(f"{self.path}: {wrong} {AGAIN}", segment=self.path)
         return Footer.read(data[:n], self.pages, self.layout.per_page)
 
     def read_pages(self, first: int, n: int) -> Bytes:
@@ -273,7 +279,8 @@ class Segment:
         try:
             return self._read(first * self.layout.page_bytes, n * self.layout.page_bytes)
         except OSError as error:
-            raise TierError(f"{self.path}: pages from {first} on cannot be read ({error.strerror}).") from error
+            said = f"{self.path}: pages from {first} on cannot be read ({error.strerror})."
+            raise TierError(said, segment=_damaged_by(error.errno, self.path)) from error
 
     @contextlib.contextmanager
     def opened(self) -> Iterator["Segment"]:
@@ -287,7 +294,8 @@ class Segment:
         try:
             self.file = _opened(self.path, os.O_RDONLY, direct=False)
         except OSError as error:
-            raise TierError(f"{self.path}: cannot be read ({error.strerror}). {AGAIN}") from error
+            said = f"{self.path}: cannot be read ({error.strerror}). {AGAIN}"
+            raise TierError(said, segment=_damaged_by(error.errno, self.path)) from error
         try:
             yield self
         finally:
@@ -322,7 +330,10 @@ class Segment:
             self.file = -1
 
 
-AGAIN = "Go on from the last checkpoint, in an empty folder; look after this disk."
+AGAIN = "Go on from the last checkpoint that does not have the same file, in an empty folder; look after this disk."
+# What a disk says of what it has lost, and a file system of what it finds wrong. Anything else (a file server that does
+# not answer, too many open files, a file that may not be read) says nothing of what is in the file.
+_DAMAGE = (errno.EIO, errno.ENODATA, errno.EILSEQ, errno.EUCLEAN, errno.EREMOTEIO)
 
 
 def not_written(path: Path, error: int | None, what: str) -> OutputError:
@@ -347,7 +358,13 @@ def unreadable(path: Path, page: int, outcome: Outcome, more: str) -> TierError:
         Wrong.ANOTHER_ROW: "holds another row where the index points",
         Wrong.GONE: "is gone where the file is mapped (SIGBUS: it was cut off meanwhile, or its memory is damaged)",
     }[outcome.wrong]
-    return TierError(f"{path}: page {page} {said}.{more} {AGAIN}")
+    segment = _damaged_by(outcome.error, path) if outcome.wrong == Wrong.SYSTEM else path
+    return TierError(f"{path}: page {page} {said}.{more} {AGAIN}", segment=segment)
+
+
+def _damaged_by(error: int | None, path: Path) -> Path | None:
+    """The file, where this number of the system says that it is damaged."""
+    return path if error in _DAMAGE else None
 
 
 def seal_of(path: Path) -> int:

@@ -147,7 +147,8 @@ class Snapshot:
             with self._segments[segment].opened() as file:
                 footer = file.read_footer()
             if footer.rows.size and int(footer.rows.max()) >= self.rows:
-                raise TierError(f"{self._segments[segment].path}: has row {footer.rows.max()} of {self.rows}.")
+                path = self._segments[segment].path
+                raise TierError(f"{path}: has row {footer.rows.max()} of {self.rows}.", segment=path)
             self._footer = segment, footer
         return self._footer[1]
 
@@ -172,7 +173,7 @@ def check_segment(segment: Segment, each: Callable[[], None] = lambda: None) -> 
         contents = pages.crc32c(np.ascontiguousarray(sums).reshape(-1), contents)
         each()
     if contents != segment.contents:
-        raise TierError(f"{segment.path}: has pages of another segment of this number.")
+        raise TierError(f"{segment.path}: has pages of another segment of this number.", segment=segment.path)
 
 
 def _checked(segment: Segment, first: int, n: int) -> Bytes:

@@ -176,6 +176,7 @@ class Tier:
         self.folder, self.blocks = folder, tuple(blocks)
         self._lock = RLock()
         self._broken: str | None = None
+        self._first: BaseException | None = None  # the error since when it is
         self._held: dict[int, list[Segment]] = {}
         self._unsettled: dict[int, dict[str, Any]] = {}  # by generation: what its file will say
         self._last = 0  # generation
@@ -551,7 +552,7 @@ class Tier:
 
     def _check_whole(self) -> None:
         if self._broken is not None:
-            raise TierError(f"{self.folder}: its rows are not known any more: {self._broken}. {AGAIN}")
+            raise TierError(f"{self.folder}: rows are not known any more: {self._broken}. {AGAIN}") from self._first
 
     def _whole(self) -> "_Whole":
         return _Whole(self)
@@ -568,7 +569,7 @@ class _Whole:
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         if error is not None:
-            self._tier._broken = f"{type(error).__name__}: {error}"
+            self._tier._broken, self._tier._first = f"{type(error).__name__}: {error}", error
 
 
 def _rising(block: int, columns: list[Bytes], rows: Ints, at: Ints | None) -> tuple[list[Bytes], Ints, Ints | None]:

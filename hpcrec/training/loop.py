@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hpcrec.checkpoint import saved, state
+from hpcrec.checkpoint import damaged, saved, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint, mark_best, prune, read_best, steps_in, unmark_best
 from hpcrec.checkpoint.dynamic_state import figures
 from hpcrec.checkpoint.files import step_folder
@@ -115,7 +115,8 @@ class Loop:
         checkpoint = resumed_from(self._folder, which, world.main, self._claim)
         if checkpoint is None:
             return 0
-        state.load(self._session, checkpoint, resume=True)
+        with damaged.told(self._folder):  # footers of rows that are linked are read here
+            state.load(self._session, checkpoint, resume=True)
         self._progress, then = on_root(world.main, lambda: (saved.progress(checkpoint), saved.ran_on(checkpoint)))
         self.differences = _differences({"policy": "sync", "deal": "order", **then}, self._ran_on())
         self._saved_at = self._session.step
@@ -154,12 +155,13 @@ class Loop:
         was waited under each that was tried.
         """
         self._telemetry, self._stop_time, self._on_staleness = telemetry, stop_time, on_staleness
-        try:
-            return self._run(telemetry)
-        except BaseException:
-            if self._session.topology.size == 1:  # whose process may go on
-                self._saver.end()
-            raise
+        with damaged.told(self._folder):
+            try:
+                return self._run(telemetry)
+            except BaseException:
+                if self._session.topology.size == 1:  # whose process may go on
+                    self._saver.end()
+                raise
 
     def _run(self, telemetry: Telemetry) -> Outcome:
         session = self._session

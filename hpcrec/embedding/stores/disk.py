@@ -342,11 +342,9 @@ class DiskStore(CachedStore):
 
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``; raises what was found meanwhile of the files that were taken over."""
-        if self._looking is not None and self._looking.wrong is not None:
-            raise TierError(
-                f"{self._looking.wrong} The run went on from {self._came_from}, which has the same file. Go back to a "
-                "checkpoint that has not, by checkpoint.resume; 'hpcrec checkpoint verify' says which are whole."
-            )
+        found: TierError | None = None if self._looking is None else self._looking.error(self._came_from)
+        if found is not None:
+            raise found
         super().gather(step, asked, values)
 
     def _stop_looking(self) -> None:
