@@ -175,6 +175,9 @@ class Store(Protocol):
     def keep(self) -> LinkedRows | None:
         """The rows of these tables as they are now, in files to be linked; None where there are none. Between steps."""
 
+    def will_keep(self, steps: int) -> None:
+        """After so many steps more ``keep`` will be called: what can be done before may begin. Between two steps."""
+
     def takes(self, folder: Path, generation: int) -> bool:
         """Whether a generation in a folder of links is of the same blocks as this store's files."""
 
@@ -373,6 +376,9 @@ class RowStore:
     def keep(self) -> LinkedRows | None:
         """See ``Store``."""
         return None
+
+    def will_keep(self, steps: int) -> None:
+        """See ``Store``."""
 
     def takes(self, folder: Path, generation: int) -> bool:  # noqa: ARG002
         """See ``Store``."""

@@ -214,8 +214,15 @@ class Loop:
                 return
             if self._due(self._checkpoint.every) or session.step == self._retry.due_at:
                 self.save()
+            self._tell_of_checkpoint()
             self._since_s = time.perf_counter()
             self.lines.begin_step()
+
+    def _tell_of_checkpoint(self) -> None:
+        """The store may begin with what it has to do for the next one."""
+        parts, every, left = self._session.parts, self._checkpoint.every, self._session.total_steps - self._session.step
+        if parts.links_rows and parts.store is not None:
+            parts.store.will_keep(min(every - self._session.step % every, left) if every else left)
 
     def _owes_evaluation(self) -> bool:
         session = self._session

@@ -1,5 +1,6 @@
 """The cache of rows: any sequence of steps leaves what the rows below alone would have, whatever the cache's size."""
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
@@ -10,6 +11,7 @@ import pytest
 
 from hpcrec.embedding.blocks import Block
 from hpcrec.embedding.held_rows import HeldRows
+from hpcrec.embedding.stores import cache
 from hpcrec.embedding.stores.cache import Cache
 from hpcrec.embedding.stores.cached import HeldBacking
 from hpcrec.errors import HpcrecError
@@ -91,6 +93,56 @@ def test_steps_leave_what_main_memory_would_have(slots: int, most: int, name: st
     counts = s.cache.counts
     assert counts.asked > counts.found > 0
     assert counts.behind > 0 or most < 2 * slots, "rows that find no slot are tested where a cache is small"
+
+
+def test_rows_that_no_step_has_are_written_early_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_EARLY_ROWS", 7)
+    s = Steps("host", 300, 320)
+    s.whole(np.arange(100))
+    step = s.admit(np.arange(50, 60))
+    s.cache.load(step)
+    before = s.host.copy()
+    early = s.cache.flush_idle()
+    next(early)
+    assert (s.host != before).any(axis=1).sum() == 7
+    s.whole(np.arange(90, 120))  # changed after they were found to be, and some anew
+    list(early)
+    free = np.r_[0:50, 60:100]
+    np.testing.assert_array_equal(s.host[free], s.wanted[0][free])
+    np.testing.assert_array_equal(s.state[free], s.wanted[1][free])
+    for rows in (slice(50, 60), slice(100, 300)):  # of a step under way, or not among them
+        np.testing.assert_array_equal(s.host[rows], before[rows])
+    assert sorted(s.cache._plans[0].changed().rows) == [*range(50, 60), *range(100, 120)]
+    s.work(step)
+    s.cache.release(step)
+    s.same()
+
+
+@pytest.mark.parametrize("slots", [32, 320])
+def test_rows_are_written_early_beside_steps(slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "_EARLY_ROWS", 5)
+    s, over, rows = Steps("host", 300, slots, seed=3), threading.Event(), [0]
+
+    def write() -> None:
+        while not over.is_set():
+            for n in s.cache.flush_idle():
+                rows[0] += n
+
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(write)
+        try:
+            until_s = time.monotonic() + 60
+            while next(s.numbers) < 500 or (rows[0] < 500 and time.monotonic() < until_s):
+                steps = [s.admit(s.rows_of(80)), s.admit(s.rows_of(80))]
+                for step in steps:
+                    s.cache.load(step)
+                    s.work(step, changes=bool(s.rng.random() < 0.8))
+                    s.cache.release(step)
+        finally:
+            over.set()
+        written.result()
+    assert rows[0] >= 500
+    s.same()
 
 
 @pytest.mark.parametrize("name", WHERE)

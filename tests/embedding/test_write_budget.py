@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpcrec.disk.tier import BlockRows, Settings, Tier
+from hpcrec.disk.tier import BlockRows, Settings, Tier, Wanted
 from hpcrec.embedding.stores.cache import Moved
 from hpcrec.embedding.stores.disk import DiskRows, TierBacking
 from hpcrec.embedding.stores.write_budget import BURST_S, WriteBudget
@@ -40,18 +40,28 @@ def test_a_burst_passes_and_what_is_more_waits() -> None:
     assert clock.slept == [] and budget.waited_s == 0
     with pytest.warns(UserWarning, match=r"store.daily_bytes = 86400000 is used up: .* 1,000 bytes a second"):
         budget.spend(2_500)
-    assert clock.slept == [pytest.approx(2.5)] and budget.waited_s == pytest.approx(2.5)
+    assert clock.slept == [0.5] * 5 and budget.waited_s == pytest.approx(2.5)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # it is said once
         budget.spend(500)
         clock.now += 2
         budget.spend(1_500)
-    assert clock.slept == [pytest.approx(2.5), pytest.approx(0.5)] and budget.waited_s == pytest.approx(3)
+    assert sum(clock.slept) == pytest.approx(3) and budget.waited_s == pytest.approx(3)
     clock.now += 10_000  # a bucket holds no more than it does
     budget.spend(300_000)
-    assert len(clock.slept) == 2
+    assert sum(clock.slept) == pytest.approx(3)
     budget.spend(100)
-    assert clock.slept[2] == pytest.approx(0.1)
+    assert sum(clock.slept) == pytest.approx(3.1)
+
+
+@pytest.mark.filterwarnings("ignore:store.daily_bytes")
+def test_who_waits_is_let_go_where_steps_stand_still() -> None:
+    budget, clock = budget_of(1000)
+    budget.spend(300_000)
+    budget.spend(1_000_000, waits=lambda: clock.now < 1010)
+    assert sum(clock.slept) == pytest.approx(10) == budget.waited_s
+    budget.spend(0)  # the next one waits for the rest
+    assert sum(clock.slept) == pytest.approx(1000)
 
 
 @pytest.mark.filterwarnings("ignore:store.daily_bytes")
@@ -88,3 +98,8 @@ def test_what_the_disk_has_written_is_paid_for_once_rows_are_safe(tmp_path: Path
         backing.fetch({7: Moved(rows, rows, {"": found})})
         np.testing.assert_array_equal(found, values)
         assert backing.fetched == 4_000
+        tier.write({0: Wanted(rows, {"": values})})  # rows of a checkpoint
+        backing.forgive()
+        waited_s = budget.waited_s
+        backing.write_back({7: Moved(rows[:0], rows[:0], {"": values})})
+        assert budget.waited_s == waited_s

@@ -140,6 +140,28 @@ def test_a_budget_of_writes_changes_no_bit(folder: Path, monkeypatch: pytest.Mon
         assert waited[0] is None and 0 < waited[1] < 60, waited
 
 
+@pytest.mark.parallel([1, 2])
+@pytest.mark.in_turn
+@pytest.mark.usefixtures("few_places")
+@pytest.mark.filterwarnings("ignore:store.daily_bytes")
+def test_rows_of_a_checkpoint_are_not_taken_out_of_a_budget(folder: Path) -> None:
+    """They come all at once: a day's budget would have the first step wait for them, for hours."""
+    write_data(folder / "data.h5")
+    config = config_of(folder, on_disk=True, topology={"mode": "fused"}, store={"daily_bytes": 200_000_000})
+    with open_session(config) as session:
+        store = session.parts.store
+        for table in store.tables:
+            part = store.part(table)
+            for ids, rows, states in list(store.export(table)):
+                store.load(table, ids, rows, states, part.columns)
+        written, left = store._tier.counts.written_bytes, store._budget._left
+        next(session.steps()).run()
+        session.parts.pipeline.settle()
+        taken = left - store._budget._left
+    with on_every_rank():
+        assert written > 10_000 and taken < written / 2, (written, taken)
+
+
 @pytest.mark.parallel([1, 3])
 @pytest.mark.usefixtures("few_places")
 def test_rows_leave_the_memory_and_come_back(folder: Path) -> None:

@@ -28,6 +28,7 @@ from hpcrec.types import Floats, Ints
 Columns = Mapping[str, Any]  # rows, under "", and states, by place
 NO_COPIES: Mapping[int, Ints] = MappingProxyType({})
 PIECE_ROWS = 1 << 16  # rows that are copied at once: bounds the memory beside them
+_EARLY_ROWS = 1 << 14  # rows that are written before they have to be, at once: bounds how long others wait
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,20 @@ class Cache:
             plan = self._plans[block]
             self._store({block: plan.changed()})
             plan.settled()
+
+    def flush_idle(self) -> Iterator[int]:
+        """Writes back what has changed and no step under way has; yields how many rows after some, when steps go on."""
+        for b, plan in self._plans.items():
+            with self._planning:
+                idle = plan.idle()
+            for start in range(0, len(idle), _EARLY_ROWS):
+                some = Some(idle.rows[start : start + _EARLY_ROWS], idle.places[start : start + _EARLY_ROWS])
+                with self._or_broken(), self._planning:
+                    self._check_whole()
+                    some = plan.idle(some)
+                    self._store({b: some})
+                    plan.settled(some)
+                yield len(some)
 
     def refresh(self, block: int, rows: Ints) -> None:
         """The backing's rows were set anew: those that have a place are read again."""

@@ -256,13 +256,27 @@ class CachePlan:
 
     def changed(self) -> Some:
         """Of these, those that have changed."""
+        if not self._dirty.any():  # looked at twice for a checkpoint
+            return NOTHING
         there = self.items()
         dirty = self._dirty[there.places]
         return Some(there.rows[dirty], there.places[dirty])
 
-    def settled(self) -> None:
-        """What has changed was copied."""
-        self._dirty[:] = False
+    def settled(self, some: Some | None = None) -> None:
+        """What has changed was copied; or some of it."""
+        self._dirty[slice(None) if some is None else some.places] = False
+
+    def idle(self, some: Some | None = None) -> Some:
+        """Rows that have changed and that no step under way has: nobody changes them while nothing is decided.
+
+        Of all; or of some that were, those that still are, where they were.
+        """
+        some = self.changed() if some is None else some
+        has = np.zeros(self.n_places, bool)
+        for other in list(self._pinned.values()):
+            has[other.places[other.places >= 0]] = True
+        still = self._dirty[some.places] & ~has[some.places] & (self.where(some.rows) == some.places)
+        return Some(some.rows[still], some.places[still])
 
     def put(self, rows: Ints) -> tuple[Some, Ints]:
         """Gives slots to distinct rows [U] that are set anew, and so have changed.

@@ -28,6 +28,7 @@ from hpcrec.embedding.linked import LinkedRows, facts_of
 from hpcrec.embedding.room import bytes_of, slots_for
 from hpcrec.embedding.stores.cache import Backing, Moved, pieces
 from hpcrec.embedding.stores.cached import CachedStore
+from hpcrec.embedding.stores.early_flush import EarlyFlush
 from hpcrec.embedding.stores.write_budget import WriteBudget
 from hpcrec.errors import ConfigError, TierError
 from hpcrec.plan.memory import Elsewhere, to_disk
@@ -165,7 +166,11 @@ class TierBacking:
         self._tier.write({self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()})
         if self._budget is not None:
             more, self._spent = self._tier.counts.written_bytes - self._spent, self._tier.counts.written_bytes
-            self._budget.spend(more, waits=not self._tier.is_in_haste)
+            self._budget.spend(more, waits=lambda: not self._tier.is_in_haste)
+
+    def forgive(self) -> None:
+        """What was written so far is not taken out of the budget: rows of a checkpoint come all at once."""
+        self._spent = self._tier.counts.written_bytes
 
 
 class DiskStore(CachedStore):
@@ -221,6 +226,7 @@ class DiskStore(CachedStore):
         try:
             self._cache_bytes = self._left_for_rows(own)
             super().__init__(tables, families, **more)
+            self._early = EarlyFlush(self._ahead.lowest.cache, self._cache_bytes)
         except BaseException:
             self._gone()
             raise
@@ -313,6 +319,7 @@ class DiskStore(CachedStore):
             return None
         if self._kept is not None:  # of a checkpoint that came to nothing
             self._kept.drop()
+        self._early.end()
         nonfinite = set(self._nonfinite)
         with self._tier.in_haste():  # steps stand still
             for b, (block, held) in enumerate(zip(self.blocks, self.held, strict=True)):
@@ -322,6 +329,18 @@ class DiskStore(CachedStore):
         self._kept = KeptRows(self._tier, self.linked_facts(), frozenset(nonfinite), self._links)
         return self._kept
 
+    def will_keep(self, steps: int) -> None:
+        """See ``Store``."""
+        self._early.due_in(steps)
+
+    def load(self, *args: Any, **more: Any) -> int:
+        """See ``Store``. What is written by it is no part of a day's budget."""
+        self._early.end()
+        try:
+            return super().load(*args, **more)
+        finally:
+            self._below.forgive()
+
     def takes(self, folder: Path, generation: int) -> bool:
         """See ``Store``."""
         return bool(self._numbers) and self._tier.fits(folder, generation)
@@ -330,6 +349,7 @@ class DiskStore(CachedStore):
         """See ``Store``. Where the folder is on another file system its files are copied; no page is read."""
         if self._kept is not None:
             self._kept.drop()
+        self._early.end()
         with self._ahead.still():
             for b, held in enumerate(self.held):
                 if isinstance(held, DiskRows):
@@ -384,7 +404,9 @@ class DiskStore(CachedStore):
         """See ``Store``. Its files go: what a run goes on from is its checkpoint."""
         try:
             self._stop_looking()
-            super().close()
+            self._early.end()
+            with self._tier.in_haste():  # nobody waits for a day's budget any more
+                super().close()
         finally:
             self._gone()
 

@@ -13,6 +13,7 @@ from hpcrec.clock import Waits
 
 BURST_S = 300.0  # of the budget's rate, that may be written at once
 _DAY_S = 86_400.0
+_LOOK_EVERY_S = 0.5  # whether still to wait
 
 
 class WriteBudget:
@@ -44,14 +45,19 @@ class WriteBudget:
         self._then, self._warned = now(), False
         self.waited_s = 0.0
 
-    def spend(self, n_bytes: int, *, waits: bool = True) -> None:
+    def spend(self, n_bytes: int, *, waits: Callable[[], bool] = lambda: True) -> None:
         """So many were written: returns when the budget allows them; warns the first time that it has to wait.
 
-        Without ``waits``, as where steps stand still for a checkpoint, whoever writes next waits for them.
+        Parameters
+        ----------
+        n_bytes : int
+        waits : callable
+            Whether to wait, asked again every half a second: not where steps stand still for a checkpoint, or all is
+            to end. Then whoever writes next waits for these bytes.
         """
         self._fill()
         self._left -= n_bytes
-        if self._left >= 0 or not waits:
+        if self._left >= 0 or not waits():
             return
         if not self._warned:
             self._warned = True
@@ -64,9 +70,10 @@ class WriteBudget:
             )
         began = self._now()
         with Waits():
-            self._sleep(-self._left / self._a_second)
+            while self._left <= -1 and waits():  # what is less than a byte is by rounding
+                self._sleep(min(-self._left / self._a_second, _LOOK_EVERY_S))
+                self._fill()
         self.waited_s += self._now() - began
-        self._fill()
 
     def _fill(self) -> None:
         now = self._now()
