@@ -122,7 +122,7 @@ def claimed(rows: list[Row], size: Size, reason: str | None) -> Row:
     if reason is not None or len(shares) < 2 * size.ends:
         return claim("tiers.drift", None, "of the speed at first", GOAL, reason=reason or "too few turns")
     last = rows[-1]
-    settled = (r["reads"] <= 1.1 * last["reads"] and r["disk_of_alive"] >= 0.98 * last["disk_of_alive"] for r in rows)
+    settled = (r["reads"] <= 1.1 * last["reads"] and r["disk_of_alive"] >= 0.999 * last["disk_of_alive"] for r in rows)
     start = min(list(settled).index(True), len(shares) - 2 * size.ends)
     at_first = statistics.median(shares[start : start + size.ends])
     ratios = [share / at_first for share in shares[-size.ends :]]
