@@ -28,8 +28,9 @@ under way.
 
 Part ``stays``: what a cache of rows above the disk keeps, by count (``tiers_parts/stays.py``).
 ``tiers.reads_over_best`` is reads a step by those of the best fixed set of as many rows, the highest over exponents of
-1.05 and 1.2 and caches of 1/4, 1/8 and 1/16 of the rows; ``tiers.reads_over_optimum`` is the same by Belady's optimum,
-where the next steps are known. Counts are the same in every run.
+1.05 and 1.2, with ``--pairs FILE`` of MovieLens' pairs too, and caches of 1/4, 1/8 and 1/16 of the rows;
+``tiers.reads_over_optimum`` is the same by Belady's optimum, where the next steps are known. Counts are the same in
+every run.
 
 Part ``checkpoint`` (``tiers_parts/checkpoint_part.py``): store ``disk`` in an eighth of the rows' bytes.
 ``tiers.checkpoint_bytes`` is what a checkpoint by links writes, what is dirty in memory, also what is written early for
@@ -110,6 +111,7 @@ SHORT = ("disk", "stays", "checkpoint", "stores", "runs")  # minutes each
 def main() -> None:
     parser = options(__doc__, tuple(PARTS))
     parser.add_argument("--folder", type=Path, help="on the disk that is measured; a temporary one by default")
+    parser.add_argument("--pairs", type=Path, help="part stays: a CSV file of MovieLens' users and items, one a line")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     stores_part.add_options(parser)
     runs_part.add_options(parser)

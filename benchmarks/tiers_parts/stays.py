@@ -2,7 +2,8 @@
 
 The product's ``kernels.SlotMap``, by itself, is given the distinct rows of one step after the other; a row that has no
 slot is read. Steps are of W1's tables (``_workloads.py``) by a power law of any exponent, or of tables and batches that
-are both a whole part of these. All rules see the same steps. The *best fixed set* is of the most probable rows, as many
+are both a whole part of these; with ``--pairs FILE`` also MovieLens' pairs of users and items, each epoch in a random
+order of its own. All rules see the same steps. The *best fixed set* is of the most probable rows, as many
 as there are slots, which no rule is told. The *optimum* is Belady's, of as many rows in any places, from the steps that
 came: after each step those rows stay that are asked for soonest, a row of the step itself only if it is one of them.
 
@@ -12,6 +13,8 @@ many rows as there are slots 13 times; reads count from the 9th to the 12th.
 """
 
 import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +33,35 @@ Steps = list[np.ndarray]
 CELLS = [(law, share, 20) for law in (1.05, 1.2) for share in (4, 8, 16)]
 FULL = [(1.05, 8, 1)]
 QUICK = [(1.05, 8, 100)]
+PAIRS_BATCH = 64
+PAIRS_SHARES = (4, 8, 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """What steps ask for.
+
+    Attributes
+    ----------
+    law : float or str
+    chances : float64 [rows]
+        That a step asks for a row.
+    drawn : callable
+        So many steps: distinct rows of each, int32, ascending.
+    """
+
+    law: float | str
+    chances: np.ndarray
+    drawn: Callable[[int], Steps]
 
 
 def stays(folder: Path, path: Path | None, arguments: argparse.Namespace) -> None:  # noqa: ARG001
     """The part; writes its JSON to ``path``."""
     cells = QUICK if arguments.quick else CELLS + FULL
-    rows = [said(cell(*of, windows=of == CELLS[1])) for of in cells]
+    rows = [said(cell(by_law(law, part), share, windows=(law, share, part) == CELLS[1])) for law, share, part in cells]
+    if arguments.pairs is not None:
+        asked = by_pairs(arguments.pairs)
+        rows += [said(cell(asked, share, windows=False)) for share in PAIRS_SHARES]
     most = {key: max(row[key] for row in rows) for key in ("over_best", "known_over_best", "over_optimum")}
     claims = [
         claim("tiers.reads_over_best", most["over_best"], "of the reads of the best fixed set", "<= 1.15"),
@@ -47,18 +73,45 @@ def stays(folder: Path, path: Path | None, arguments: argparse.Namespace) -> Non
     finish("tiers", rows, claims, path)
 
 
-def cell(law: float, share: int, part: int, *, windows: bool) -> dict[str, Any]:
-    """One workload and cache."""
+def by_law(law: float, part: int) -> Asked:
+    """W1's tables and batch, divided by ``part``."""
     tables = [max(3, n // part) for n in CRITEO]
     batch = W1.batch // part
-    n_rows = sum(tables)
-    slots = n_rows // share // kernels.WAYS * kernels.WAYS
     chances = np.concatenate([weights(n, law) for n in tables])
-    asked = -np.expm1(batch * np.log1p(-chances))  # in a step
+    return Asked(
+        law=law,
+        chances=-np.expm1(batch * np.log1p(-chances)),
+        drawn=lambda n_steps: drawn(tables, law, batch, n_steps),
+    )
+
+
+def by_pairs(file: Path) -> Asked:
+    """A table of users and one of items; of each the rows that any pair has."""
+    user_N, item_N = (
+        np.unique(of, return_inverse=True)[1] for of in np.loadtxt(file, np.int64, "#", ",", skiprows=1).T
+    )
+    both_N2 = np.stack([user_N, item_N + user_N.max() + 1], 1).astype(np.int32)
+    chances = np.bincount(both_N2.reshape(-1)) / len(both_N2)
+
+    def steps(n_steps: int) -> Steps:
+        rng, found = np.random.default_rng(SEED), Steps()
+        while len(found) < n_steps:
+            epoch = rng.permutation(both_N2)
+            epoch = epoch[: len(epoch) // PAIRS_BATCH * PAIRS_BATCH].reshape(-1, 2 * PAIRS_BATCH)
+            found += [np.unique(step) for step in epoch[: n_steps - len(found)]]
+        return found
+
+    return Asked(law="movielens", chances=-np.expm1(PAIRS_BATCH * np.log1p(-chances)), drawn=steps)
+
+
+def cell(of: Asked, share: int, *, windows: bool) -> dict[str, Any]:
+    """One workload and cache."""
+    asked, n_rows = of.chances, len(of.chances)
+    slots = n_rows // share // kernels.WAYS * kernels.WAYS
     best = np.argpartition(asked, -slots)[-slots:]
     fixed = float(asked.sum() - asked[best].sum())
     turnover = slots / fixed  # steps
-    steps = drawn(tables, law, batch, round(TURNOVERS * turnover))
+    steps = of.drawn(round(TURNOVERS * turnover))
     counted = slice(round(FROM * turnover), round(TO * turnover))
     outside = np.ones(n_rows, bool)
     outside[best] = False
@@ -69,7 +122,7 @@ def cell(law: float, share: int, part: int, *, windows: bool) -> dict[str, Any]:
         "optimum": optimum(steps, slots, n_rows, counted),
     }
     reads["known"], window = run(steps, slots, "lfu_aging", None, counted)
-    row = {"exponent": law, "rows": n_rows, "slots": slots, "steps": len(steps), "a_step": mean([*map(len, steps)])}
+    row = {"exponent": of.law, "rows": n_rows, "slots": slots, "steps": len(steps), "a_step": mean([*map(len, steps)])}
     row |= {f"{key}_reads": value for key, value in reads.items()} | {"known_steps": window}
     if windows:
         row |= {

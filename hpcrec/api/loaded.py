@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from hpcrec.api.configured import run_config
+from hpcrec.data.carried import carried
 from hpcrec.data.gather import cut
 from hpcrec.data.layout import Column, Columns
 from hpcrec.errors import CheckpointError, ConfigError, DataError
@@ -100,8 +101,8 @@ class Loaded:
     def _sourced(self) -> Source:
         if self._data is None:
             raise DataError(
-                "the frame: an export does not say how values became ids. Give hpcrec.load(..., data=FOLDER), the "
-                "folder that 'hpcrec prepare' wrote, or ids by feature."
+                "the frame: this export does not say how values became ids, for its run's data set did not. Give "
+                "hpcrec.load(..., data=FOLDER), the folder that 'hpcrec prepare' wrote, or ids by feature."
             )
         if self._source is None:
             self._source = Source(self._data)
@@ -136,7 +137,8 @@ def load(folder: Path | str, *, data: Path | str | None = None, model: Any = Non
     folder : Path or str
         A run folder, whose best checkpoint is taken (the last where none was marked), or an export.
     data : Path or str, optional
-        Folder of the prepared data set that says how a frame's values become ids: of a run that of its training data.
+        Folder of a prepared data set that says how a frame's values become ids, in place of what the run, or the
+        export, has of its training data.
     model : class or function, optional
         The model that the run was trained with, where it was made in a notebook or a script.
     trust : bool
@@ -159,7 +161,7 @@ def load(folder: Path | str, *, data: Path | str | None = None, model: Any = Non
         used = [{name: part.sparse[name] for name in exported.features} for part in parts or [columns]]
         return np.concatenate([exported.predict(s, p.dense) for s, p in zip(used, parts or [columns], strict=True)])
 
-    return Loaded(compute, lambda: None, exported.features, exported.dense_inputs, place)
+    return Loaded(compute, lambda: None, exported.features, exported.dense_inputs, place or carried(folder))
 
 
 def _run(folder: Path, data: Path | None, model: Any, *, trust: bool) -> Loaded:
@@ -175,7 +177,7 @@ def _run(folder: Path, data: Path | None, model: Any, *, trust: bool) -> Loaded:
     from hpcrec.api.reading import Reading
 
     reading = Reading(config, os.environ)
-    place = Path(config.data.train).parent if data is None else data
+    place = data or carried(folder) or Path(config.data.train).parent
     return Loaded(reading.predict, reading.close, reading.features, reading.dense_inputs, place)
 
 

@@ -28,6 +28,7 @@ from hpcrec.checkpoint.tools.by_id import ranges_of, whole
 from hpcrec.checkpoint.tools.tables import table_facts
 from hpcrec.comm.topology import Topology
 from hpcrec.config import Config
+from hpcrec.data.carried import FOLDER, carry
 from hpcrec.data.files import sync, temporary_beside, writing
 from hpcrec.data.reader import DataSet
 from hpcrec.embedding.sets import name_in
@@ -95,6 +96,8 @@ def export(config: Config, out: Path, *, checkpoint: str = "best", embeddings: s
         }
         with writing(out / "tables"):
             sync(hidden / "tables")
+        with writing(out / FOLDER):
+            carry(Path(config.data.train).parent, hidden / FOLDER)
         with writing(out):
             write_facts(hidden, facts)
             sync(hidden)

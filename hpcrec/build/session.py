@@ -220,7 +220,7 @@ def _why_flat(config: Config, world: World) -> str:
     """Why messages do not cross by levels, where that was asked for and hosts have several ranks; else empty."""
     if config.exchange.path != "levels" or world.by_levels or not 1 < world.topology.n_hosts < world.topology.size:
         return ""
-    reason = world.main.without_windows or world.route.without_windows
+    reason = world.without_windows
     return f"exchange.path is 'levels', but the ranks of a host cannot share memory ({reason}): the path is flat."
 
 

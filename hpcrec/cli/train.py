@@ -36,6 +36,7 @@ from hpcrec.config import (
     with_copied_data,
 )
 from hpcrec.cores import cores_here, cores_of_host
+from hpcrec.data.carried import FOLDER, carry
 from hpcrec.data.files import write_text, writing
 from hpcrec.data.predictions import asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
@@ -295,6 +296,10 @@ def _clean_folder(run: Path, config: Config, resume: str, claim: Claim, comes_on
         claim.check()
         (run / name).unlink(missing_ok=True)
     write_text(run / "config.toml", to_toml(config), claim.check)
+    try:
+        carry(Path(config.data.train).parent, run / FOLDER)
+    except OSError as error:  # a run is not to fail for what only predictions of raw values need
+        say(f"hpcrec: {run / FOLDER}: {error}; predictions of raw values will need the folder of the data set\n")
 
 
 def _begin_attempt(session: Session, run: Path, began: str, step: int, allocation: Allocation, claim: Claim) -> None:
@@ -374,9 +379,13 @@ def _advice(session: Session, config: Config, summary: Mapping[str, Any], first:
 
     Of a run that was resumed not all gradients of copies are known.
     """
-    keeping = make_keeping(config, {}, session.topology.dense)
-    copies = "" if first else copies_advice(summary, keeping.staleness, keeping.most_missing)
-    said = (advice.advice(summary), report.drains_advice(summary, drain_points(config)), copies)
+    try:
+        keeping = make_keeping(config, {}, session.topology.dense)
+        copies = "" if first else copies_advice(summary, keeping.staleness, keeping.most_missing)
+        said = (advice.advice(summary), report.drains_advice(summary, drain_points(config)), copies)
+    except Exception as error:  # of a run that has ended: its summary is worth more than a sentence
+        say(f"hpcrec: what held the steps up cannot be said ({type(error).__name__}: {error})\n")
+        return []
     return [sentence for sentence in said if sentence]
 
 

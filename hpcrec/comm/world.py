@@ -157,6 +157,8 @@ class World:
             for name in ("dense ranks of host", "route: dense ranks of host")
         )
         self.group, self.across = self._grouped(comm, members) if groups > 1 else (self.dense, None)
+        if not self.by_levels:  # where one of them has no memory to share none goes that way: plans are of one path
+            self.take_path("flat")
         watched = stall is not None and comm.size > 1 and (stall.report_s or stall.abort_s)
         self._members = {self._named(name): self._outer(ranks) for name, ranks in members.items()}
         self._watch = StallWatch(comm, self.progress, self._members, stall) if stall is not None and watched else None
@@ -305,6 +307,11 @@ class World:
         """Whether messages of all ranks between hosts go by way of one rank of each."""
         return all(of.by_levels for of in self._of_all())
 
+    @property
+    def without_windows(self) -> str:
+        """Why ranks of a host do not share memory for all of these messages; else empty."""
+        return next((of.without_windows for of in self._of_all() if of.without_windows), "")
+
     def take_path(self, path: str) -> None:
         """From now on they go ``flat``, or by ``levels`` where the world was made so; nothing is under way."""
         for of in self._of_all():
@@ -318,7 +325,7 @@ class World:
         shared = self.topology.n_hosts < self.topology.size
         return {
             **self.topology.describe(),
-            "windows": self.main.without_windows or self.route.without_windows or shared,
+            "windows": self.without_windows or shared,
             "path": "levels" if self.by_levels else "flat",
         }
 

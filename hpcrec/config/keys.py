@@ -264,8 +264,9 @@ class ExchangeConfig:
     """Who adds partial results (form partial) that cross to another host. dense: the dense rank that wants them. host:
     the owners of a host first, so that one message leaves it. owners: then one of them, of all hosts. auto: the
     cheapest by formula (docs/exchange.md). With path levels all but dense also have the owners of a host add vectors of
-    bags that are dealt by rows. Changes no result beyond the order of sums, but that with codec dct elements are chosen
-    of sums."""
+    bags that are dealt by rows, the dense ranks of a host ask for rows together (form rows), and tables dealt within
+    hosts; dense has none of these. Changes no result beyond the order of sums, but that with codec dct elements are
+    chosen of sums."""
     replicate_rows: Count = 0
     """Tables of at most so many rows, with shard auto, are replicated on every dense rank; 0: none."""
     auto_steps: Positive = 4
@@ -1060,6 +1061,11 @@ def _path_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
         yield "exchange.path", "is 'levels', for which the ranks of a host share memory, but exchange.windows is false."
     if exchange.gpu_messages == "on":
         yield "exchange.path", "is 'levels', but exchange.gpu_messages is 'on', by which each rank sends its own."
+    if exchange.piece_bytes != ExchangeConfig.piece_bytes:
+        yield (
+            "exchange.piece_bytes",
+            f"is {exchange.piece_bytes}, but by exchange.path = 'levels' messages go whole. Remove one of them.",
+        )
 
 
 def _links_conflicts(config: Config) -> Iterator[tuple[str, str]]:

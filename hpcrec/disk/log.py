@@ -517,7 +517,7 @@ class RowLog:
         stamps = np.zeros((len(segments) + 1, self.segment_pages), np.uint64)  # by slot, of each page
         for segment, footer in read_footers(segments):
             slot = self._slot(segment)
-            of, rows = self.layout, footer.rows.astype(np.int64)
+            rows = footer.rows
             if segment.pages > self.segment_pages or (rows.size and rows.max() >= self.rows):
                 raise TierError(
                     f"{segment.path}: its footer has {segment.pages} pages and rows up to {rows.max(initial=-1)}; "
@@ -525,20 +525,7 @@ class RowLog:
                     segment=segment.path,
                 )
             stamps[slot, : segment.pages] = footer.stamps
-            first, numbers = slot * self.segment_records, rows.reshape(-1)
-            place = np.arange(first, first + len(numbers), dtype=np.uint32)
-            if (footer.records < of.per_page).any():
-                here = np.flatnonzero(np.arange(of.per_page) < footer.records[:, None])
-                numbers, place = numbers[here], place[here]
-            before = self._index.take(numbers)  # it and ``put`` are faster than brackets
-            if before.any():
-                old = np.flatnonzero(before)
-                page = place[old] // of.per_page - slot * self.segment_pages
-                old_slot, old_page = np.divmod(before[old] // of.per_page, self.segment_pages)
-                is_older = np.zeros(len(numbers), bool)
-                is_older[old] = footer.stamps[page] < stamps[old_slot, old_page]
-                numbers, place = numbers[~is_older], place[~is_older]
-            np.put(self._index, numbers, place)  # of a row that comes twice the later one, which is the newer
+            pages.take_newest(self._index, rows, footer.records, footer.stamps, stamps, slot)
             self._written[slot] = int(footer.stamps.max(initial=0)) + 1
         self._alive = np.zeros(len(self._segments), np.int64)
         for start in range(0, self.rows, _COUNTED):

@@ -37,6 +37,11 @@ def unpack_rows(of: Layout, pages: Bytes, number: Ints, row: Ints, at: Ints, int
     return int(loaded.unpack_rows(of.sizes, pages, number, row, at, list(into)))
 
 
+def take_newest(index: Ints, rows: Ints, records: Ints, stamps: Ints, known: Ints, slot: int) -> None:
+    """See the reference."""
+    loaded.take_newest(index, rows, records, stamps, known, slot)
+
+
 class PageIo:
     """See the reference: by io_uring, or by as many threads as ``depth``.
 

@@ -12,6 +12,7 @@ pack_rows = _here.pack_rows
 seal_pages = _here.seal_pages
 check_pages = _here.check_pages
 unpack_rows = _here.unpack_rows
+take_newest = _here.take_newest
 
 Way = Literal["auto", "io_uring", "threads", "mapped"]
 RING_DEPTH = 128

@@ -105,6 +105,31 @@ def unpack_rows(of: Layout, pages: Bytes, number: Ints, row: Ints, at: Ints, int
     return n if len(bad) else -1
 
 
+def take_newest(index: Ints, rows: Ints, records: Ints, stamps: Ints, known: Ints, slot: int) -> None:
+    """Takes the footer of a segment in a slot into the index, where its records are the newest versions so far.
+
+    Parameters
+    ----------
+    index : uint32 [rows of the block]
+        Changed in place.
+    rows : uint32 [P, per_page]
+        Of the records of its pages, all of the block; behind a page's records anything.
+    records : uint32 [P]
+    stamps : uint64 [P]
+    known : uint64 [slots, pages of a segment]
+        Stamps of all pages, these included.
+    slot : int
+    """
+    per_page, pages = rows.shape[1], known.shape[1]
+    here = np.flatnonzero(np.arange(per_page) < records[:, None])
+    numbers, place = rows.reshape(-1)[here].astype(np.int64), (slot * pages * per_page + here).astype(np.uint32)
+    before = index[numbers]
+    old = np.flatnonzero(before)
+    is_older = np.zeros(len(numbers), bool)
+    is_older[old] = stamps[here[old] // per_page] < known.reshape(-1)[before[old] // np.uint32(per_page)]
+    index[numbers[~is_older]] = place[~is_older]  # of a row that comes twice the later one, which is the newer
+
+
 class PageIo:
     """Reads and writes as they are asked for, one after the other. Descriptors may be of any kind.
 

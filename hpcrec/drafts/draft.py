@@ -265,7 +265,9 @@ def _map_lines(seen: _Seen, draft: columnmap.Draft, split: list[str]) -> Iterato
             yield line("time_unit", guess.keys["unit"], "by how large its values are")
     if tables.together is not None:
         kind = "integer" if seen.values[tables.together].column.kind == "integer" else "text"
-        yield line("group", tables.together, "was asked to be kept together")
+        own_files = "group of metrics such as GAUC; rows stay in the files that they are in"
+        kept = "was asked to be kept together" if not tables.validation and not tables.test else own_files
+        yield line("group", tables.together, kept)
         yield line("group_value", kind, "by the column's type" if kind == "integer" else "hashed: any value will do")
     yield from split
     for section in (draft.dense, draft.sparse, draft.out):

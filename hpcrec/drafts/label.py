@@ -54,6 +54,10 @@ def read(values: Values, where: str, *, label_from: float | None = None, positiv
             f"{where}: {values.missing:,} of {len(values.column.codes_N):,} rows of the sample have no label; a row "
             "without one cannot be learned from. Take these rows out of the table."
         )
+    if label_from is not None and positive is not None:
+        raise ConfigError(
+            f"{where}: --label-from {label_from:g} and --positive {positive} both say what is label 1; give one."
+        )
     if label_from is not None:
         return _from(values, where, label_from, f"its values are {told}: from {label_from:g} on as asked")
     if len(texts) > 2:

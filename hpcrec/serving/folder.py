@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from hpcrec.again import read_again
+from hpcrec.data.carried import FOLDER, MAP, VOCABULARY
 from hpcrec.data.files import write_text
 from hpcrec.errors import CheckpointError, UnreadableError
 from hpcrec.serving.entries import Entry, read_entries, shown
@@ -140,7 +141,8 @@ def _checked(folder: Path) -> dict[str, Any]:
     if read != weighted.keys():
         raise found["inputs"].refused("inputs that read every feature")
     names = [MODEL, WEIGHTS, *(table_file(name, embeddings) for name in widths)]
-    for entry in found["files"].fields(names).values():
+    said = [f"{FOLDER}/{name}" for name in (MAP, VOCABULARY)]  # how values became ids, where that is known
+    for entry in found["files"].fields(names, said).values():
         fields = entry.fields(("bytes", "sha256"))
         fields["bytes"].whole()
         fields["sha256"].text()

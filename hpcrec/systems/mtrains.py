@@ -7,7 +7,7 @@ The paper's terms:
 block-addressable storage, key-value store  -> the tier, a log of segments (``hpcrec.disk``)
 cache above it, with pinned rows            -> ``embedding.stores.cache_plan``: slots, and places behind them
 scratch pad of conflict misses              -> these places, of rows of steps under way that find no slot
-prefetch by the ids of coming batches       -> ``exchange.prefetch`` steps ahead (``embedding.stores.cached``)
+prefetch by the ids of coming batches       -> ``exchange.prefetch`` steps ahead; as many as are measured to be worth it
 deferred initialisation                     -> a row that was never written starts from (seed, table, id)
 byte-addressable storage                    -> ``store.io = "mapped"``
 placement of tables by reuse and bandwidth  -> ``store.whole``, ``hpcrec data reuse``, ``plan.placement``
@@ -36,7 +36,7 @@ def configuration(path: str | None = None, memory_bytes: int | None = None) -> d
     machine = {"path": path, "memory_bytes": memory_bytes}
     return {
         "topology": {"mode": "split"},
-        "exchange": {"form": "pooled", "codec": "fp32", "prefetch": 2},
+        "exchange": {"form": "pooled", "codec": "fp32"},
         "policy": {"name": "sync"},
         "embedding": {"optimizer": {"name": "rowwise_adagrad", "lr": 0.02}},
         "store": {"name": "disk", **{key: value for key, value in machine.items() if value is not None}},

@@ -22,6 +22,10 @@ TERMINAL = "HPCREC_TERMINAL"  # columns of the terminal that stderr ends at; not
 COLUMNS = 80  # of a terminal that does not say it
 BAR_EVERY_S = 0.1
 LINE_EVERY_S = 30.0
+_BAR, _COUNT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}", "{n_fmt} steps{postfix}"
+# On a bar, what has to be seen on 80 columns, in few letters (samples a second is /s); the rest follows as far as there
+# is room.
+_ON_BAR = {"loss": "loss {}", "samples/s": "{}/s", "waiting": "waiting {}", "memory": "{}"}
 
 
 def columns_at(descriptor: int) -> int | None:
@@ -91,7 +95,7 @@ class Bar:
                 file=self._stream,
                 total=total_steps,
                 initial=first_step,
-                unit="step",
+                bar_format=_COUNT if total_steps is None else _BAR,
                 ncols=columns,
                 dynamic_ncols=columns is None,
                 mininterval=0,  # when it is drawn is decided here
@@ -133,21 +137,24 @@ class Bar:
         if (n_bytes := resident_bytes()) is not None:
             self._shown["memory"] = format_bytes(n_bytes)
         shown = dict(sorted(self._shown.items(), key=_place))
+        left = []
+        if self._total is not None and self._step > self._first:
+            pace_s = (self._shown_s - self._began_s) / (self._step - self._first)
+            left.append(f"{format_duration(max(self._total - self._step, 0) * pace_s)} left")
         if self._bar is not None:
-            self._bar.set_postfix(shown, refresh=False)
+            named = {name: _ON_BAR.get(name, f"{name} {{}}").format(text) for name, text in shown.items()}
+            first = [named.pop(name) for name in _ON_BAR if name in named]
+            self._bar.set_postfix_str(", ".join([*left, *first, *named.values()]), refresh=False)
             self._bar.update(self._step - self._bar.n)
             return
         of = "" if self._total is None else f" of {self._total}"
-        figures = [f"step {self._step}{of}", *(f"{name} {text}" for name, text in shown.items())]
-        if self._total is not None and self._step > self._first:
-            pace_s = (self._shown_s - self._began_s) / (self._step - self._first)
-            figures.append(f"{format_duration(max(self._total - self._step, 0) * pace_s)} left")
+        figures = [f"step {self._step}{of}", *(f"{name} {text}" for name, text in shown.items()), *left]
         self._stream.write(", ".join(figures) + "\n")  # in one piece: other ranks may write there too
         self._stream.flush()
 
 
 def _place(shown: tuple[str, str]) -> int:
-    """What comes first: what a narrow terminal still shows, and the same in every line. Qualities follow the loss."""
+    """What comes first, the same in every line. Qualities follow the loss."""
     order = ("loss", "samples/s", "waiting", "memory", "sent")
     return 2 * order.index(shown[0]) if shown[0] in order else 1
 

@@ -162,6 +162,16 @@ void bind_pages(nb::module_& m) {
         });
       },
       "layout"_a, "pages"_a, "number"_a, "row"_a, "at"_a, "into"_a);
+  m.def(
+      "take_newest",
+      [](Out<uint32_t> index, In<uint32_t> rows, In<uint32_t> records, In<uint64_t> stamps, In<uint64_t> known,
+         int64_t slot) {
+        without_gil([&] {
+          take_newest(index.data(), rows.data(), records.data(), stamps.data(), static_cast<int64_t>(rows.shape(0)),
+                      static_cast<int64_t>(rows.shape(1)), known.data(), static_cast<int64_t>(known.shape(1)), slot);
+        });
+      },
+      "index"_a.noconvert(), "rows"_a, "records"_a, "stamps"_a, "known"_a, "slot"_a);
   bind_io(m);
 }
 

@@ -73,4 +73,21 @@ bool unpack(const PageLayout& of, const uint8_t* page, int64_t number, int64_t r
   return true;
 }
 
+void take_newest(uint32_t* index, const uint32_t* rows, const uint32_t* records, const uint64_t* stamps,
+                 int64_t n_pages, int64_t per_page, const uint64_t* known, int64_t segment_pages, int64_t slot) {
+  constexpr int64_t ahead = 24;  // rows lie anywhere in an index that no cache holds
+  for (int64_t page = 0; page < n_pages; ++page) {
+    const uint32_t* of = rows + page * per_page;
+    const int64_t first = (slot * segment_pages + page) * per_page;
+    const int64_t n = std::min<int64_t>(records[page], per_page);
+    for (int64_t i = 0; i < n; ++i) {
+      if (i + ahead < n) __builtin_prefetch(index + of[i + ahead], 1);
+      uint32_t& place = index[of[i]];
+      // 0: never written. Of a row that is in this segment twice the later one is the newer.
+      if (place == 0 || known[place / static_cast<uint64_t>(per_page)] <= stamps[page])
+        place = static_cast<uint32_t>(first + i);
+    }
+  }
+}
+
 }  // namespace hpcrec

@@ -115,6 +115,7 @@ void Ring::enter(unsigned wait) {
   __atomic_store_n(asked_tail_, tail_, __ATOMIC_RELEASE);
   const long taken = syscall(__NR_io_uring_enter, file_, added_, wait, wait ? IORING_ENTER_GETEVENTS : 0, nullptr, 0);
   if (taken >= 0) added_ -= static_cast<uint32_t>(taken);  // those that it has no room for come with the next call
+  else if (errno == ENOMEM) usleep(1000);                  // a full memory group, say: the next call may find room
   else if (errno != EINTR && errno != EAGAIN && errno != EBUSY) fail(errno, "io_uring_enter");
 }
 #else

@@ -1,5 +1,6 @@
 """``hpcrec.load`` and ``prepare``: a frame's raw values give what ``hpcrec predict`` gives for the same samples."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -92,8 +93,27 @@ def test_an_export_predicts_as_the_command_does(
     with hpcrec.load(out, data=Path(files["train"]).parent) as model:
         assert np.array_equal(model.predict(table), wanted)
         assert model.predict(table.slice(0, 0)).shape == (0,)
+    with hpcrec.load(out) as model:  # which has the map and the vocabularies itself
+        assert np.array_equal(model.predict(table), wanted)
+    shutil.rmtree(out / "source")  # as of a data set that was made of no table
+    facts = json.loads((out / "export.json").read_text())
+    facts["files"] = {name: of for name, of in facts["files"].items() if not name.startswith("source/")}
+    (out / "export.json").write_text(json.dumps(facts))
     with hpcrec.load(out) as model, pytest.raises(DataError, match="does not say how values became ids"):
         model.predict(table)
+
+
+def test_a_run_has_the_map_that_it_was_trained_by(tmp_path: Path) -> None:
+    """Whatever becomes of its data set's: another conversion gives values other ids."""
+    table = clicks.frame(rows=40, seed=3)
+    made = hpcrec.prepare(table, tmp_path / "data", clicks.MAP, split="order:1,0,0")
+    run = hpcrec.train(**clicks.sections(made.files, tmp_path / "run", train={"steps": 1}))
+    with hpcrec.load(run.folder) as model:
+        wanted = model.predict(table)
+    for name in ("prepare.json", "vocabulary.h5"):
+        (tmp_path / "data" / name).unlink()
+    with hpcrec.load(run.folder) as model:
+        assert np.array_equal(model.predict(table), wanted)
 
 
 def test_marks_of_what_is_missing_have_the_ids_that_prepare_gave_them(tmp_path: Path) -> None:

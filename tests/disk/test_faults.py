@@ -22,7 +22,7 @@ from hpcrec.disk.segment import _TRAILER
 from hpcrec.disk.tier import Tier, Wanted
 from hpcrec.errors import ConfigError, OutputError, TierError
 from hpcrec.kernels.native_module import available
-from tests.disk.killed import WRITES
+from tests.disk.killed import PLACES, WRITES, WRITES_AND_CLEANS
 from tests.disk.schedules import BLOCKS, Model, columns_of, settings, writes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -301,9 +301,25 @@ def test_a_killed_process_leaves_its_last_generation(seed, tmp_path):
         process.kill()
         process.wait()
         process.stdout.close()
+    goes_on_from_its_last_generation(tmp_path, seed, way)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(s, marks=pytest.mark.slow) for s in range(2, 50))])
+def test_a_process_that_is_killed_while_it_writes_or_cleans_does_too(seed, place, tmp_path):
+    way = WAYS[seed % 2]
+    line = [sys.executable, "-m", "tests.disk.killed", str(tmp_path), str(seed), way, place]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert done.stdout.endswith(f"killed in {PLACES[place]}\n")
+    goes_on_from_its_last_generation(tmp_path, seed, way, WRITES_AND_CLEANS if place == "clean" else WRITES)
+
+
+def goes_on_from_its_last_generation(tmp_path, seed, way, every=WRITES):
+    """A tier that is opened there has the rows of that moment, and writes on."""
     number = max(int(path.name.split("-")[1]) for path in tmp_path.glob("generation-????????"))
     model = Model(seed)
-    for _ in range(WRITES * number):
+    for _ in range(every * number):
         model.draw()
     assert outcome(tmp_path, number, model) is None
     with Tier(tmp_path, BLOCKS, settings(way), generation=number) as tier:  # and goes on from there

@@ -326,3 +326,28 @@ def test_a_footer_comes_back(limit):
     np.testing.assert_array_equal(found.rows[here], footer.rows[here])
     np.testing.assert_array_equal(found.stamps, footer.stamps)
     np.testing.assert_array_equal(found.records, footer.records)
+
+
+@pytest.mark.parametrize("module", BACKENDS)
+def test_the_newest_version_of_each_row_is_taken(module):
+    """Whatever order segments come in; of a row that a segment has twice its later one."""
+    rng, n_rows, per_page, pages_a_segment, slots = np.random.default_rng(4), 150, 7, 5, 40
+    stamps = 1 + rng.permutation((slots - 1) * 40)[: (slots - 1) * pages_a_segment].reshape(slots - 1, -1)
+    known = np.zeros((slots, pages_a_segment), np.uint64)
+    index, newest = np.zeros(n_rows, np.uint32), {}
+    for slot in range(1, slots):
+        n_pages = int(rng.integers(1, pages_a_segment + 1))
+        of = np.sort(stamps[slot - 1])[:n_pages].astype(np.uint64)
+        known[slot, :n_pages] = of
+        rows = rng.integers(0, n_rows, (n_pages, per_page), np.uint32)
+        records = rng.integers(0, per_page + 1, n_pages).astype(np.uint32)
+        for page, record in np.argwhere(np.arange(per_page) < records[:, None]).tolist():
+            version = (int(of[page]), slot, page, record)
+            row = int(rows[page, record])
+            newest[row] = max(newest.get(row, (0, 0, 0, 0)), version)
+        module.take_newest(index, rows, records, of, known, slot)
+    wanted = np.zeros(n_rows, np.uint32)
+    for row, (_, slot, page, record) in newest.items():
+        wanted[row] = (slot * pages_a_segment + page) * per_page + record
+    assert len(newest) > 120
+    np.testing.assert_array_equal(index, wanted)

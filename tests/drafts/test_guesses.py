@@ -200,6 +200,7 @@ def test_label(values: list[object], given: dict[str, object], positive: list[in
         (["good", "bad"], {"positive": "best"}, "--positive best is none of its values, good, bad"),
         ([1, 2, 3], {"label_from": 7.0}, "all rows of the sample have one label; give a number above 1, up to 3"),
         (["a", "b"], {"label_from": 7.0}, "--label-from 7 is for numbers, but it has 'a'"),
+        ([1, 2, 3], {"label_from": 2.0, "positive": "3"}, "--label-from 2 and --positive 3 both say what is label 1"),
     ],
 )
 def test_label_that_is_none(values: list[object], given: dict[str, object], message: str) -> None:

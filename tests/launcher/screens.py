@@ -175,7 +175,7 @@ def _read_all(descriptor: int, found: bytearray) -> None:
 
 def bars(said: str) -> list[str]:
     """The states of the bar."""
-    return [one for one in re.split(r"[\r\n]", said) if f"/{STEPS} [" in one]
+    return [one for one in re.split(r"[\r\n]", said) if "%|" in one and f"/{STEPS}" in one]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import io
 import os
 import pty
+import re
 import termios
 from collections.abc import Iterator
 
@@ -72,7 +73,31 @@ def test_a_bar_moves_and_keeps_to_the_width_that_it_is_told() -> None:
     drawn = stream.getvalue().replace("\n", "").split("\r")
     assert stream.getvalue().count("\n") == 1 and LINE_EVERY_S > 8 * BAR_EVERY_S
     assert all(any(f"{n}/4" in one for one in drawn) for n in (1, 2, 3, 4))
-    assert max(map(len, drawn)) <= 60 and any("loss=0.25" in one for one in drawn)
+    assert max(map(len, drawn)) <= 60 and any("loss 0.25" in one for one in drawn)
+
+
+def test_80_columns_show_what_a_run_is_looked_at_for() -> None:
+    """However many qualities there are: these have what room is left."""
+    stream, clock = io.StringIO(), Clock()
+    bar = Bar(stream, columns=80, total_steps=4_000, phases=lambda: PHASES, clock=clock)
+    auc = {f"{part}{label}auc": 0.75 for part in ("train_", "validation_") for label in ("", "click_", "buy_")}
+    bar.show({"loss": 0.25, **auc, "samples_per_s": 12_345.6, "wire_bytes_per_step": 1_540_000})
+    for _ in range(2):
+        clock.now_s += 1.0
+        bar.step()
+    bar.close()
+    last = stream.getvalue().split("\r")[-1].rstrip("\n")
+    assert len(last) <= 80 and re.match(r"  0%\|.*\| 2/4000, .* left, loss 0\.2500, 12,346/s, waiting 50%, ", last)
+    assert re.search(r"waiting 50%, [\d.]+ [MG]B", last), last
+
+
+def test_a_bar_of_a_run_whose_end_is_not_known() -> None:
+    stream, clock = io.StringIO(), Clock()
+    bar = Bar(stream, columns=80, clock=clock)
+    bar.show({"loss": 0.25})
+    bar.step()
+    bar.close()
+    assert "1 steps, loss 0.2500" in stream.getvalue()
 
 
 def test_whether_a_descriptor_is_a_terminal_and_how_wide(terminal: tuple[int, int], tmp_path) -> None:

@@ -1,5 +1,6 @@
 """Messages by way of one rank of each host change no bit of a run, whatever is trained on whichever hosts."""
 
+import itertools
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -122,18 +123,25 @@ def test_goes_on_from_a_checkpoint_by_the_other_path(folder: Path, monkeypatch: 
 
 
 @pytest.mark.parallel([3])
-def test_it_says_so_where_memory_cannot_be_shared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shared", [0, 2, 4])
+def test_it_says_so_where_memory_cannot_be_shared(folder: Path, shared: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any communicator: after the windows of the first ones there may be no room for more."""
     write_data(folder / "data.h5")
     monkeypatch.setattr(world_module, "hosts_of", lambda comm: (0, 0, 1))
-    monkeypatch.setattr(window.Windows, "open_theirs", _refused)
-    config = config_of(folder, "levels")
+    opened, count = window.Windows.open_theirs, itertools.count()
+
+    def refused(*given: Any) -> Any:
+        if next(count) >= shared:
+            raise OSError("not allowed")
+        return opened(*given)
+
+    monkeypatch.setattr(window.Windows, "open_theirs", refused)
+    config = config_of(folder, "levels", policy={"name": "hybrid", "staleness": 1})
     told = pytest.warns(UserWarning, match=r"cannot share memory \(.*not allowed.*\): the path is flat")
     with told if COMM.rank == 0 else nullcontext(), open_session(config) as session:
-        assert session.parts.world.describe()["path"] == "flat"
-
-
-def _refused(*_: Any) -> None:
-    raise OSError("not allowed")
+        world = session.parts.world
+        assert world.describe()["path"] == "flat" and not any(of.by_levels for of in world._of_all())
+        assert next(session.steps()).run() > 0
 
 
 @pytest.mark.parametrize(

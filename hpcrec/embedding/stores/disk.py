@@ -8,6 +8,7 @@ tables are in memory, and so are tables that are to be whole. Knows blocks and a
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -36,6 +37,8 @@ from hpcrec.plan.placement import SLOT_BYTES
 from hpcrec.types import Floats, Ints
 
 PIECES = 7  # of a block that are written, or wait for it, at most
+_MOST_NONFINITE = 1 << 16  # rows of a block that are known one by one
+_DAY_S = 86_400.0
 FirstValues = Callable[[Ints], Values]  # row numbers [U] of a block -> rows, under "", and states that start there
 
 
@@ -58,6 +61,7 @@ class DiskRows(HeldRows):
         super().__init__(block, arrays[""], {name: of for name, of in arrays.items() if name})
         self._tier, self.number, self.first = tier, number, first
         self._nonfinite: set[int] = set()  # rows, as they are on the disk
+        self._many_nonfinite = False  # more than are known: then all are taken to be
 
     def fetch(self, numbers: Ints) -> Values:
         """See ``HeldRows``."""
@@ -71,11 +75,12 @@ class DiskRows(HeldRows):
 
     def finite(self, span: tuple[int, int]) -> bool:
         """Whether all values of these rows that were written are finite."""
-        return not any(span[0] <= row < span[1] for row in self._nonfinite)
+        return not self._many_nonfinite and not any(span[0] <= row < span[1] for row in self._nonfinite)
 
     def forget(self) -> None:
         """Rows are those of another generation: what is known of its values the store is told by table."""
         self._nonfinite.clear()
+        self._many_nonfinite = False
 
     def note(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         """Remembers rows with values that are not finite: a checkpoint that links them does not read them."""
@@ -86,6 +91,9 @@ class DiskRows(HeldRows):
             wrong |= ~np.isfinite(values).reshape(len(numbers), -1).all(axis=1)
         self._nonfinite.difference_update(numbers[~wrong].tolist())
         self._nonfinite.update(numbers[wrong].tolist())
+        if len(self._nonfinite) > _MOST_NONFINITE:
+            self._nonfinite.clear()
+            self._many_nonfinite = True
 
     def write_back(self, numbers: Ints, columns: Mapping[str, Floats]) -> None:
         """See ``HeldRows``."""
@@ -221,6 +229,7 @@ class DiskStore(CachedStore):
         self._links: set[tuple[Path, str]] = set()  # folders of checkpoints, and of this rank's links in each of them
         self._last: dict[str, float] | None = None  # what the tier says, once it is closed
         self._steps, self._learned = 0, -1  # how many were learned, and the last one's number
+        self._began: tuple[float, int] | None = None  # when the first was, and bytes that had been written by then
         rows = [BlockRows(block.rows, self._geometry(block)) for block in own]
         self._tier = Tier(folder, rows, replace(self.of_tier, io=io))
         try:
@@ -294,6 +303,8 @@ class DiskStore(CachedStore):
 
     def learn(self, step: int, *args: Any, number: int, **kwargs: Any) -> None:
         """See ``Store``."""
+        if self._began is None:
+            self._began = time.monotonic(), self._tier.counts.written_bytes
         self._steps, self._learned = self._steps + (number != self._learned), number
         super().learn(step, *args, number=number, **kwargs)
 
@@ -378,12 +389,21 @@ class DiskStore(CachedStore):
         steps = {"disk_steps": self._steps, "disk_reads_a_step": (fetched - pushed) / max(self._steps, 1)}
         if pushed:
             steps["disk_rows_read_in_pieces"] = pushed
+        if self._early.rows:
+            steps["disk_rows_written_early"] = self._early.rows
         if self._budget is not None:
             steps["disk_budget_waited_s"] = self._budget.waited_s
         return {**super().figures(), **(self._of_disk() if self._last is None else self._last), **steps}
 
     def _of_disk(self) -> dict[str, float]:
-        return {**self._tier.figures(), "disk_bytes_of_checkpoints": self._only_in_checkpoints()}
+        took_s, written = 0.0, 0
+        if self._began is not None:
+            took_s, written = time.monotonic() - self._began[0], self._tier.counts.written_bytes - self._began[1]
+        return {
+            **self._tier.figures(),
+            "disk_bytes_written_a_day": written * _DAY_S / max(took_s, 1e-9),
+            "disk_bytes_of_checkpoints": self._only_in_checkpoints(),
+        }
 
     def _only_in_checkpoints(self) -> int:
         """Bytes of segments that checkpoints have, and this store has not, each once."""

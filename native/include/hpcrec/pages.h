@@ -47,5 +47,10 @@ Wrong check_page(const PageLayout& of, const uint8_t* page, uint32_t segment, ui
 // A record to row `at` of the columns. False: it is another row's.
 bool unpack(const PageLayout& of, const uint8_t* page, int64_t number, int64_t row, const std::vector<Column>& columns,
             int64_t at);
+// Of the footer of a segment in a slot: the place of each record that is the newest version so far of its row, to the
+// index. Rows [n_pages, per_page], of which a page has as many as `records` says; `known` has the stamps of all pages
+// [slots, segment_pages], these included.
+void take_newest(uint32_t* index, const uint32_t* rows, const uint32_t* records, const uint64_t* stamps,
+                 int64_t n_pages, int64_t per_page, const uint64_t* known, int64_t segment_pages, int64_t slot);
 
 }  // namespace hpcrec
