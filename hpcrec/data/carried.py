@@ -26,13 +26,13 @@ def carry(data: Path, into: Path) -> None:
     OSError
     """
     names = [name for name in (VOCABULARY, MAP) if is_there(data / name)]
+    for old in (MAP, VOCABULARY):
+        if old not in names or MAP not in names:
+            (into / old).unlink(missing_ok=True)  # of a data set that it was trained with before
     if MAP not in names:
         return
     into.mkdir(parents=True, exist_ok=True)
-    for old in (MAP, VOCABULARY):  # the map last: whoever finds it finds the other one too
-        if old not in names:
-            (into / old).unlink(missing_ok=True)
-    for name in names:
+    for name in names:  # the map last: whoever finds it finds the other one too
         hidden = into / f".{name}.tmp"
         hidden.unlink(missing_ok=True)
         try:
@@ -41,8 +41,10 @@ def carry(data: Path, into: Path) -> None:
             with contextlib.suppress(FileNotFoundError):
                 hidden.unlink()
             shutil.copyfile(data / name, hidden)
-            sync(hidden)
+            with hidden.open("rb") as file:
+                os.fsync(file.fileno())
         hidden.replace(into / name)
+        hidden.unlink(missing_ok=True)  # it stays where both were names of one file
     sync(into)
 
 
