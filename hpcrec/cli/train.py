@@ -296,6 +296,7 @@ def _clean_folder(run: Path, config: Config, resume: str, claim: Claim, comes_on
         claim.check()
         (run / name).unlink(missing_ok=True)
     write_text(run / "config.toml", to_toml(config), claim.check)
+    claim.check()
     try:
         carry(Path(config.data.train).parent, run / FOLDER)
     except OSError as error:  # a run is not to fail for what only predictions of raw values need

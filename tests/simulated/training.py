@@ -360,6 +360,7 @@ class Session:
             affinity=None,
             exchange=SimpleNamespace(record=lambda: None),
             signal=SimpleNamespace(name="SIGUSR1"),  # of those that stop
+            links_rows=False,
             splits=splits,
             store=SimpleNamespace(track=self._track, thaw=lambda: None, freeze=lambda *_: None),
             tables={},
@@ -509,7 +510,12 @@ def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> 
         resume=resume or settings.resume,
     )
     train = TrainConfig(steps=settings.steps, eval_every=settings.eval_every, log_every=0)
-    config = SimpleNamespace(checkpoint=checkpoint, train=train, run=SimpleNamespace(folder=str(RUN)))
+    config = SimpleNamespace(
+        checkpoint=checkpoint,
+        data=SimpleNamespace(train=str(RUN.parent / "data" / "train.h5")),  # not there: a run has nothing to take along
+        train=train,
+        run=SimpleNamespace(folder=str(RUN)),
+    )
 
     def run(rank: Rank) -> str:
         session = Session(rank, truth)
