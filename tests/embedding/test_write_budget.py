@@ -98,8 +98,9 @@ def test_what_the_disk_has_written_is_paid_for_once_rows_are_safe(tmp_path: Path
         backing.fetch({7: Moved(rows, rows, {"": found})})
         np.testing.assert_array_equal(found, values)
         assert backing.fetched == 4_000
-        tier.write({0: Wanted(rows, {"": values})})  # rows of a checkpoint
-        backing.forgive()
         waited_s = budget.waited_s
+        with backing.free():  # rows of a checkpoint, and those that they drive out
+            tier.write({0: Wanted(rows, {"": values})})
+            backing.write_back({7: Moved(rows, rows, {"": values})})
         backing.write_back({7: Moved(rows[:0], rows[:0], {"": values})})
         assert budget.waited_s == waited_s

@@ -9,7 +9,7 @@ tables are in memory, and so are tables that are to be whole. Knows blocks and a
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -145,6 +145,7 @@ class TierBacking:
     def __init__(self, tier: Tier, rows: Mapping[int, DiskRows], budget: WriteBudget | None = None) -> None:
         self._tier, self._rows, self._budget = tier, rows, budget
         self._spent = 0  # bytes, of the budget
+        self._is_free = False  # whether what is written is no part of it
         self.fetched = 0  # rows that were read from the disk for the cache, and not for checkpoints
         self.pushed = 0  # of these, for rows that were pushed and are no step's
 
@@ -172,13 +173,18 @@ class TierBacking:
                 self._rows[b].will_change(of.rows)
                 self._rows[b].note(of.rows, of.values())
         self._tier.write({self._rows[b].number: Wanted(of.rows, of.columns, of.places) for b, of in moved.items()})
-        if self._budget is not None:
+        if self._budget is not None and not self._is_free:
             more, self._spent = self._tier.counts.written_bytes - self._spent, self._tier.counts.written_bytes
             self._budget.spend(more, waits=lambda: not self._tier.is_in_haste)
 
-    def forgive(self) -> None:
-        """What was written so far is not taken out of the budget: rows of a checkpoint come all at once."""
-        self._spent = self._tier.counts.written_bytes
+    @contextlib.contextmanager
+    def free(self) -> Iterator[None]:
+        """What is written meanwhile is not taken out of the budget: rows of a checkpoint come all at once."""
+        self._is_free = True
+        try:
+            yield
+        finally:
+            self._spent, self._is_free = self._tier.counts.written_bytes, False
 
 
 class DiskStore(CachedStore):
@@ -347,10 +353,8 @@ class DiskStore(CachedStore):
     def load(self, *args: Any, **more: Any) -> int:
         """See ``Store``. What is written by it is no part of a day's budget."""
         self._early.end()
-        try:
+        with self._below.free():
             return super().load(*args, **more)
-        finally:
-            self._below.forgive()
 
     def takes(self, folder: Path, generation: int) -> bool:
         """See ``Store``."""
