@@ -156,7 +156,7 @@ class Case:
             sys.exit(f"{self.of}: {needed} steps, but {self.w.n_batches} batches; lower --turns or --ahead")
         self.data = hpcrec_data.prepare(self.of, arguments.data)
         self.chances = laws.in_a_step(self.w.rows, exponent, self.w.batch * self.w.ids)
-        self._orders: dict[int, tuple[settled.Numbers, settled.Numbers]] = {}  # of the cache's rows
+        self._orders: dict[tuple[int, str], tuple[settled.Numbers, settled.Numbers]] = {}  # of the cache's rows
         self.rows_bytes = 4 * (self.w.width + 1) * len(self.chances)  # with the state of row-wise Adagrad
 
     def measured(self) -> Iterator[Row]:
@@ -225,9 +225,11 @@ class Case:
         opened = arm.ask("open", evict=variant.evict)
         cached = sum(rank["cached_rows"] for rank in opened)
         assert cached > 0, "run_rank.cached_rows does not find the caches"
-        if cached not in self._orders:
-            self._orders = {cached: settled.drawn(self.chances, self._rows_of(), cached, 1)}
-        gone, inside = self._orders[cached]
+        key = cached, variant.evict
+        if key not in self._orders:
+            by_use = variant.evict == PRODUCTS
+            self._orders = {key: settled.drawn(self.chances, self._rows_of(), cached, 1, by_use=by_use)}
+        gone, inside = self._orders[key]
         tables = {f"f{i}": int(first) for i, first in enumerate(np.cumsum([0, *self.w.rows[:-1]]))}
         arm.ask("write all")
         for what, order in (("write over", gone), ("ask for", inside)):

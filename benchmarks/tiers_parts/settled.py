@@ -20,17 +20,21 @@ from hpcrec.types import Ints
 
 AT_ONCE = 1 << 13  # rows: what they take beside a store is little
 TURNOVERS = 4  # the rows that the best fixed set reads in the steps that are gone, by those that the cache has
+FURTHER = 1.2  # times as far back as rows stay that go by their last use
 ROUNDS = 4  # a row that these steps ask for more often is asked for so often
 FACTOR = 2_654_435_761  # of the order in which rows are written first; a prime that no number of rows here has
 
 Numbers = NDArray[np.int32]
 
 
-def drawn(chances: laws.Chances, rows_of: Sequence[Ints], kept: int, seed: int) -> tuple[Numbers, Numbers]:
+def drawn(
+    chances: laws.Chances, rows_of: Sequence[Ints], kept: int, seed: int, *, by_use: bool = True
+) -> tuple[Numbers, Numbers]:
     """As many rows as there are, as they leave a cache of ``kept``; and what some thousand steps ask for, in short.
 
     Of these steps, in which the cache would be filled several times, a row is in one round for each time that it is
-    asked for, and in at most ``ROUNDS``: so the cache learns which rows are asked for often, from draws alone.
+    asked for, and in at most ``ROUNDS``: so the cache learns which rows are asked for often, from draws alone. Not
+    ``by_use``, each row is asked for once, as long ago as it was last, so that the cache has those of the last steps.
 
     Parameters
     ----------
@@ -51,6 +55,11 @@ def drawn(chances: laws.Chances, rows_of: Sequence[Ints], kept: int, seed: int) 
         at = np.sort(rng.random(len(chances))) * leaving[-1]  # of draws that rise, by far faster
         gone = row_of[np.searchsorted(leaving, at).clip(max=len(chances) - 1)]
     gone = rng.permutation(gone)
+    if not by_use:
+        assert np.isfinite(steps), "not every row has room"
+        last = rng.exponential(1 / chances)  # steps ago
+        some = np.flatnonzero(last < FURTHER * steps)
+        return gone, row_of[some[np.argsort(-last[some])]]
     past = TURNOVERS * kept / max(laws.misses(chances, kept), 1.0)  # steps
     times = rng.poisson(np.minimum(past * chances, 10 * ROUNDS))
     rounds = [rng.permutation(row_of[times >= n]) for n in range(1, ROUNDS + 1)]
