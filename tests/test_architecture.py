@@ -61,11 +61,11 @@ ALLOWED = {
     "doctor": "again build config training dense data disk kernels comm",  # disk: rates of that of rows
     "launcher": "again cores training toml comm",  # training: attempts of a run; comm: boards of ranks that died
     # What training does on every rank, whoever asks for it: a command line or the Python interface.
-    "cli.train": "again build config report_page training.loop training.lines training.compression training checkpoint "
-    "data embedding comm cores",
+    "api.commands": "again build config report_page training.loop training.lines training.compression training "
+    "checkpoint data embedding comm cores",
     # A user's own process: configurations, frames and results go in and out as Python has them.
-    "api": "cli.train launcher build toml config training models preparation serving data comm",
-    "cli": "again cli.train launcher doctor build systems config report_page training.compression training "
+    "api": "api.commands launcher build toml config training models preparation serving data comm",
+    "cli": "again api.commands launcher doctor build systems config report_page training.compression training "
     "checkpoint.tools checkpoint drafts preparation serving data comm",
     "__main__": "cli",
     "__init__": "api build training",
@@ -73,11 +73,11 @@ ALLOWED = {
 # Who may import what stands above the rest; of those that the tables above allow, nobody else.
 ABOVE = {
     "cli": "__main__",
-    "cli.train": "cli api",
+    "api.commands": "cli api",
     "api": "__init__",
-    "build": "cli cli.train api doctor __init__",
+    "build": "cli api.commands api doctor __init__",
     "launcher": "cli api",
-    "report_page": "cli cli.train",
+    "report_page": "cli api.commands",
 }
 # Packages of others that only one part may import, and parts that may not import them.
 ONLY_IN = {"mpi4py": "comm", "horovod": "dense"}
@@ -95,7 +95,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/api/loaded.py", "hpcrec.api.reading"): "starts MPI, which an export does not need",
     ("hpcrec/data/prediction_files.py", "pyarrow"): "only for predictions as Parquet: training need not wait for it",
     ("hpcrec/cli/main.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
-    ("hpcrec/cli/main.py", "hpcrec.cli.train"): "imports MPI and torch, after comm.start",
+    ("hpcrec/cli/main.py", "hpcrec.api.commands"): "imports MPI and torch, after comm.start",
     ("hpcrec/cli/main.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/before.py", "hpcrec.launcher.restarts"): "only for `hpcrec run`",
     ("hpcrec/cli/before.py", "hpcrec.build.check"): "imports torch and MPI, in a process of its own",

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from hpcrec.api.commands import measuring_nothing
 from hpcrec.api.process import ranks, taking_part
 from hpcrec.build.reading import open_for_reading
-from hpcrec.cli.train import measuring_nothing
 from hpcrec.config import Config
 from hpcrec.data.layout import Columns
 from hpcrec.data.order import GlobalOrder

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from hpcrec import toml
+from hpcrec.api import commands
 from hpcrec.api.configured import Given, configured
 from hpcrec.api.loaded import load
 from hpcrec.api.process import ranks, taking_part
-from hpcrec.cli import train as commands
 from hpcrec.comm.failure import watch
 from hpcrec.config import Config
 from hpcrec.training import telemetry

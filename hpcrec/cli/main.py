@@ -132,7 +132,7 @@ def train(
     writes a checkpoint and ends with exit code 75; the same command then goes on.
     """
     _start()
-    from hpcrec.cli import train as commands
+    from hpcrec.api import commands
 
     checked = _train_config(config, overrides, resume, system)
     return int(commands.train(checked, copies=copies, environment=os.environ))
@@ -160,7 +160,7 @@ def evaluate(
     Every rank has both roles here: of [topology] only the threads count.
     """
     rank = _start()
-    from hpcrec.cli import train as commands
+    from hpcrec.api import commands
 
     config = run_config(run_or_config, overrides)
     if by:
@@ -217,7 +217,7 @@ def predict(
         predict_exported(run, data, out, os.environ, columns, kind)
         return
     rank = _start()
-    from hpcrec.cli import train as commands
+    from hpcrec.api import commands
 
     config = run_config(run, overrides)
     code = config.model.code

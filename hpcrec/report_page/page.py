@@ -20,11 +20,11 @@ from hpcrec.report_page.curves import BYTES, RATE, SPEED, TRAINING, Chart, Curve
 from hpcrec.report_page.folder import Ran, of_ended
 from hpcrec.report_page.sections import Section, Table, sections_of
 from hpcrec.training import report
-from hpcrec.training.bar import waits
 from hpcrec.training.ended import ended_words, metrics_of
 from hpcrec.training.metric_names import TABLES
 from hpcrec.training.slow_ranks import describe
 from hpcrec.training.telemetry import as_json
+from hpcrec.training.times import WAITS_FOR, steps_of
 from hpcrec.units import format_bytes, format_duration
 
 FILE = "report.html"
@@ -68,9 +68,9 @@ class View:
         What to do, in sentences.
     tiles : sequence of Tile
     waited : sequence of (str, float)
-        What steps waited for, in per cent of their time; the rest is what they did.
-    busiest : str
-        What was busiest.
+        What steps waited for, in per cent of their time.
+    computed : str
+        What they computed in the rest of it.
     rows : sequence of (str, str)
         All that is said of the result.
     sections : sequence of Section
@@ -84,7 +84,7 @@ class View:
     advice: Sequence[str]
     tiles: Sequence[Tile]
     waited: Sequence[tuple[str, float]]
-    busiest: str
+    computed: str
     rows: Sequence[tuple[str, str]]
     sections: Sequence[Section]
 
@@ -180,7 +180,7 @@ def _view(run: Ran) -> View:
         advice=[str(said) for said in summary.get("advice") or ()],
         tiles=_tiles(run) if summary else _tiles_so_far(run),
         waited=_waited(summary) if step_rows else [],
-        busiest=step_rows.get("busiest", ""),
+        computed=step_rows.get("steps compute", ""),
         rows=report.quality_rows(summary) if summary else _rows_so_far(run),
         sections=sections_of(run),
     )
@@ -241,11 +241,9 @@ def _rows_so_far(run: Ran) -> list[tuple[str, str]]:
 
 
 def _waited(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
-    seconds = summary["phase_s"]
-    return [
-        (name.replace("_", " "), 100 * sum(seconds.get(phase, 0.0) for phase in of) / seconds["step"])
-        for name, of in waits(seconds).items()
-    ]
+    found = steps_of(summary["time"])
+    steps_s = sum(found.values())
+    return [(word, 100 * found[f"wait for {word}"] / steps_s) for word in WAITS_FOR.values()]
 
 
 # ---- several runs ----------------------------------------------------------------------------------------------------

@@ -8,14 +8,16 @@ trained, and imports nothing heavy, for the launcher reads it too.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
 from tqdm import tqdm
 
+from hpcrec.clock import Seconds
 from hpcrec.errors import ConfigError
 from hpcrec.output import forgiving
+from hpcrec.training.times import of_groups
 from hpcrec.units import format_bytes, format_duration
 
 TERMINAL = "HPCREC_TERMINAL"  # columns of the terminal that stderr ends at; not set where it ends at none
@@ -53,12 +55,6 @@ def columns_told(environment: Mapping[str, str]) -> int | None:
     return None if text is None else int(text)
 
 
-def waits(phases: Mapping[str, float]) -> dict[str, Sequence[str]]:
-    """The phases in which steps wait, by what they wait for."""
-    rows = ["values_wait"] if "values_wait" in phases else ["route_wait", "values", "gradients"]
-    return {"rows": rows, "dense_sums": ["agree", "dense_reduce"], "data": ["load_wait"]}
-
-
 class Bar:
     """Shows steps as they are done, and what is known of them. What the stream does not take is left out.
 
@@ -69,8 +65,8 @@ class Bar:
         Of the terminal that it ends at; by default it is asked itself whether it is one, and how wide.
     first_step, total_steps : int
         Steps done before, and steps of the whole run; None: not known.
-    phases : callable
-        Seconds of this rank's steps by phase, so far.
+    parts : callable
+        What this rank's thread that steps did so far, as ``PhaseTimer.parts``.
     clock : callable
         Seconds.
     """
@@ -82,10 +78,10 @@ class Bar:
         columns: int | None = None,
         first_step: int = 0,
         total_steps: int | None = None,
-        phases: Callable[[], Mapping[str, float]] = dict,
+        parts: Callable[[], Mapping[str, Seconds]] = dict,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._stream, self._phases, self._clock = _Forgiving(stream), phases, clock
+        self._stream, self._parts, self._clock = _Forgiving(stream), parts, clock
         self._first, self._step, self._total = first_step, first_step, total_steps
         self._shown: dict[str, str] = {}
         self._began_s, self._shown_s, self._shown_step = clock(), float("-inf"), first_step
@@ -130,10 +126,9 @@ class Bar:
 
     def _write(self) -> None:
         self._shown_s, self._shown_step = self._clock(), self._step
-        phases = self._phases()
-        if step_s := phases.get("step", 0.0):
-            waited_s = sum(phases.get(phase, 0.0) for of in waits(phases).values() for phase in of)
-            self._shown["waiting"] = f"{waited_s / step_s:.0%}"
+        groups = of_groups(self._parts())
+        if step_s := sum(worked_s + waited_s for worked_s, waited_s in groups.values()):
+            self._shown["waiting"] = f"{sum(waited_s for _, waited_s in groups.values()) / step_s:.0%}"
         if (n_bytes := resident_bytes()) is not None:
             self._shown["memory"] = format_bytes(n_bytes)
         shown = dict(sorted(self._shown.items(), key=_place))

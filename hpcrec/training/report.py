@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hpcrec.training import times
-from hpcrec.training.bar import waits
 from hpcrec.training.calibration import told
 from hpcrec.training.copies import copies_rows
 from hpcrec.training.ended import ended_words, evaluated_words, metrics_of
@@ -96,42 +95,23 @@ def calibration_rows(summary: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def step_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What steps of dense ranks waited for, and what was busiest, as shares of their time; nothing if it is not known.
+    """What steps of the slowest rank that runs the model waited for, and what they computed; nothing without one.
 
-    Ranks enter an exchange when they come to it, and leave it together: it takes the time that the last of them is in.
+    Shares of the time of its steps, which add up to all of it.
     """
-    seconds = summary["phase_s"]
-    step_s = seconds.get("step", 0.0)
-    if not step_s:
+    found = times.steps_of(summary["time"])
+    steps_s = sum(found.values())
+    if not steps_s:
         return []
-
-    def shares(**phases: Sequence[str]) -> dict[str, float]:
-        return {name.replace("_", " "): sum(seconds.get(p, 0.0) for p in of) / step_s for name, of in phases.items()}
-
-    def least(phase: str) -> str:
-        """Of dense ranks, or of ranks that are only owners."""
-        other = f"owner.{phase}"
-        return other if seconds.get(other, math.inf) < seconds.get(phase, 0.0) else phase
-
-    apart = any(name.startswith("owner.") for name in seconds)
-    held = "owner." if apart else ""
-    beside = "values_wait" in seconds  # threads of their own do both at once
-    messages = {f"messages_of_{p}": [least(p)] for p in ("values", "gradients")}
-    both = {"messages_of_rows": [least("values"), least("gradients")]}
-    waited = shares(**waits(seconds))
-    busy = shares(
-        models_of_dense_ranks=["forward", "backward", "dense_update", "teachers"],
-        rows_of_owners=[held + phase for phase in ("gather", "update")],
-        **(messages if beside else both),
-        dense_sums=["agree", "dense_reduce"],
-        data=["load_wait"],
-    )
-    busiest = max(busy, key=lambda name: busy[name])
+    share = {name: seconds / steps_s for name, seconds in found.items()}
+    waited = ", ".join(f"{share[f'wait for {word}']:.1%} for {word}" for word in times.WAITS_FOR.values())
     drains = summary["drains"]
-    told = ", ".join(f"{share:.1%} for {name}" for name, share in waited.items())
     if drains["number"]:
-        told += f"; {drains['number']:,} drain points cost {drains['s'] / step_s:.1%}"
-    return [("steps wait", told), ("busiest", f"{busiest}, {busy[busiest]:.1%} of the time")]
+        waited += f"; {drains['number']:,} drain points cost {drains['s'] / steps_s:.1%}"
+    computed = f"{share['model']:.1%} the model, {share['rows computed']:.1%} rows, {share['other']:.1%} other"
+    if (owners := times.owners_compute(summary["time"])) is not None:
+        computed += f"; the slowest owner rows for {owners:.1%} of its time"
+    return [("steps wait", waited), ("steps compute", computed)]
 
 
 DRAINS_SHARE = 0.02  # of steps' time, above which it is said what drain points cost
@@ -140,7 +120,8 @@ DRAINS_SHARE = 0.02  # of steps' time, above which it is said what drain points 
 def drains_advice(summary: Mapping[str, Any], every: Mapping[str, int]) -> str:
     """What drain points cost, where it is much; ``every``: how many steps lie between them, by key."""
     number, seconds = summary["drains"]["number"], summary["drains"]["s"]
-    share = seconds / summary["phase_s"]["step"] if number else 0.0
+    steps_s = sum(times.steps_of(summary["time"]).values())
+    share = seconds / steps_s if number and steps_s else 0.0
     if share <= DRAINS_SHARE:
         return ""
     keys = " and ".join(f"{name} = {n}" for name, n in every.items())

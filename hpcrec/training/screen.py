@@ -12,7 +12,7 @@ from hpcrec.training.report import quality_rows
 from hpcrec.units import format_bytes
 
 LINES, COLUMNS = 40, 80  # of a terminal; no line is longer, but those of advice, which are whole sentences
-_LEFT_OUT = ("steps wait", "busiest", "rows read", "rows ahead")  # the page has them
+_LEFT_OUT = ("steps wait", "steps compute", "rows read", "rows ahead")  # the page has them
 
 
 def of_end(summary: Mapping[str, Any]) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 
 from hpcrec.again import is_there, read_json_lines
+from hpcrec.clock import Seconds
 from hpcrec.comm.failure import say
 from hpcrec.data.files import write_text, writing
 from hpcrec.errors import OutputError
@@ -89,8 +90,8 @@ class Telemetry:
         Whether to write TensorBoard's files, and to show progress on stderr (``bar``).
     columns : int, optional
         Of the launcher's terminal, as ``bar.columns_told``; by default stderr is asked itself.
-    phases : callable
-        Seconds of this rank's steps by phase, so far.
+    parts : callable
+        What this rank's thread that steps did so far, as ``PhaseTimer.parts``.
     callbacks : sequence
         Told of what happens, on the rank that writes: see ``callbacks.Callback``.
     """
@@ -105,7 +106,7 @@ class Telemetry:
         tensorboard: bool = True,
         progress: bool = True,
         columns: int | None = None,
-        phases: Callable[[], Mapping[str, float]] = dict,
+        parts: Callable[[], Mapping[str, Seconds]] = dict,
         callbacks: Sequence[Any] = (),
     ) -> None:
         self.folder = Path(folder)
@@ -129,7 +130,7 @@ class Telemetry:
             except OutputError as error:
                 say(f"hpcrec: {error} TensorBoard is left out: the run goes on without it.\n")
         if progress:
-            self._bar = Bar(sys.stderr, columns=columns, first_step=first_step, total_steps=total_steps, phases=phases)
+            self._bar = Bar(sys.stderr, columns=columns, first_step=first_step, total_steps=total_steps, parts=parts)
 
     def step(self, seconds: float, samples: int, *, loss: float | None = None, wire_bytes: float | None = None) -> None:
         """Counts one step.

@@ -136,33 +136,55 @@ def tables(time: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, ...]]]]:
     return found
 
 
+def _spent(of: Mapping[str, Any], phases: Sequence[str], kinds: Sequence[str] = tuple(KINDS)) -> float:
+    """Seconds of a role's slowest rank."""
+    found = (of["parts"][name] for name in of["parts"] if name.partition("/")[0] in phases)
+    return sum(parts[kind]["slowest"] for parts in found for kind in kinds if kind in parts)
+
+
+def _runs_model(time: Mapping[str, Any]) -> str | None:
+    return next((role for role in ("fused", "dense") if role in time["roles"]), None)
+
+
+WAITS_FOR = {"rows": "rows", "sums": "dense sums", "data": "data"}  # of ``GROUPS``, and what is waited for in them
+
+
+def steps_of(time: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds of all steps of the slowest rank that runs the model, by what they went into; empty without one.
+
+    ``model``, ``rows computed``, ``wait for ...`` as of ``WAITS_FOR``, and ``other``: together they are its steps.
+    """
+    if (role := _runs_model(time)) is None:
+        return {}
+    of = time["roles"][role]
+    found = {
+        "model": _spent(of, GROUPS["model"]),
+        "rows computed": _spent(of, GROUPS["rows"], ("worked_s",)),
+        **{f"wait for {word}": _spent(of, GROUPS[group], ("waited_s", "idle_s")) for group, word in WAITS_FOR.items()},
+    }
+    every_s = sum(_spent(of, phases) for phases in GROUPS.values())
+    return {**found, "other": every_s - sum(found.values())}
+
+
+def owners_compute(time: Mapping[str, Any]) -> float | None:
+    """The part of its time for which the slowest rank that is an owner alone computes rows; None without one."""
+    of = time["roles"].get("owner")
+    return None if of is None else _spent(of, GROUPS["rows"], ("worked_s",)) / max(of["whole_s"]["slowest"], 1e-9)
+
+
 def screen_rows(time: Mapping[str, Any]) -> list[tuple[str, str]]:
     """On a few lines, as (name, value): of the slowest rank that runs the model, what its whole time was spent on."""
-    role = next((role for role in ("fused", "dense") if role in time["roles"]), None)
-    if role is None:
+    if (role := _runs_model(time)) is None:
         return []
-    of = time["roles"][role]
-    whole_s = of["whole_s"]["slowest"]
-
-    def spent(phases: Sequence[str], kinds: Sequence[str] = tuple(KINDS)) -> float:
-        found = (of["parts"][name] for name in of["parts"] if name.partition("/")[0] in phases)
-        return sum(parts[kind]["slowest"] for parts in found for kind in kinds if kind in parts)
-
-    steps_s = {group: spent(phases) for group, phases in GROUPS.items()}
-    waits = {"data": "data", "rows": "rows", "sums": "dense sums"}
-    told = {
-        "model": spent(GROUPS["model"]),
-        "rows computed": spent(GROUPS["rows"], ("worked_s",)),
-        **{f"wait for {word}": spent(GROUPS[group], ("waited_s", "idle_s")) for group, word in waits.items()},
-    }
-    rest_s = sum(steps_s.values()) - sum(told.values())
-    parts = {name: seconds for name, seconds in {**told, "other": rest_s}.items() if seconds >= _SHOWN * whole_s}
+    of, told = time["roles"][role], steps_of(time)
+    whole_s, steps_s = of["whole_s"]["slowest"], sum(told.values())
+    parts = {name: seconds for name, seconds in told.items() if seconds >= _SHOWN * whole_s}
     between = {"set-up": ("set_up",), "evaluation": ("evaluate",), "checkpoints": ("checkpoint",)}
-    seconds = {name: spent(phases) for name, phases in between.items()}
-    left_s = whole_s - sum(steps_s.values()) - sum(seconds.values()) - of["unaccounted_s"]["slowest"]
+    seconds = {name: _spent(of, phases) for name, phases in between.items()}
+    left_s = whole_s - steps_s - sum(seconds.values()) - of["unaccounted_s"]["slowest"]
     rows = [("time", f"{whole_s:.1f} s of {_of_role(role, of)}")]
     said = ", ".join(f"{name} {_share(s, whole_s)}" for name, s in parts.items())
-    rows.append(("  steps", f"{sum(steps_s.values()):.1f} s: {said}" if said else f"{sum(steps_s.values()):.1f} s"))
+    rows.append(("  steps", f"{steps_s:.1f} s: {said}" if said else f"{steps_s:.1f} s"))
     for name, s in {**seconds, "other": left_s, "unaccounted": of["unaccounted_s"]["slowest"]}.items():
         if s >= _SHOWN * whole_s:
             rows.append((f"  {name}", f"{s:.1f} s, {_share(s, whole_s)}"))

@@ -125,11 +125,11 @@ def _import_all() -> None:
     from hpcrec.comm.unstarted import leave_unstarted
 
     leave_unstarted()
+    import hpcrec.api.commands
     import hpcrec.api.loaded
     import hpcrec.api.reading
     import hpcrec.api.trained
     import hpcrec.build.check
-    import hpcrec.cli.train
     import hpcrec.drafts.draft
     import hpcrec.launcher.submit  # noqa: F401
 

@@ -9,7 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
-from hpcrec.cli.train import evaluate, predict, train
+from hpcrec.api.commands import evaluate, predict, train
 from hpcrec.comm.failure import exit_code
 from hpcrec.config import load_config
 from hpcrec.errors import DataError

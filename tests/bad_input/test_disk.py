@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpcrec.cli.train import train
+from hpcrec.api.commands import train
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import load_config
 from hpcrec.data.files import writing

@@ -7,7 +7,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from hpcrec.cli.train import train
+from hpcrec.api.commands import train
 from hpcrec.config import load_config
 from hpcrec.errors import CheckpointError
 from hpcrec.preparation.schema import Column, Columns, DataSet, Writer

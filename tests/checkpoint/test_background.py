@@ -15,11 +15,11 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.checkpoint import files, saver
 from hpcrec.checkpoint.files import steps_in
 from hpcrec.checkpoint.find import find_checkpoint
 from hpcrec.checkpoint.tools.diff import diff
-from hpcrec.cli import train as commands
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
 from hpcrec.data import hdf5_filled

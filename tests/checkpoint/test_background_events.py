@@ -12,10 +12,10 @@ import torch
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.checkpoint import files as checkpoint_files
 from hpcrec.checkpoint import saver
 from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint, steps_in
-from hpcrec.cli import train as commands
 from hpcrec.comm.failure import ExitCodes, watch
 from hpcrec.config import Config
 from hpcrec.errors import HpcrecError

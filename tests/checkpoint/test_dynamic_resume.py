@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.dynamic_state import figures
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.embedding.dynamic import DynamicRows, IdState
 from hpcrec.embedding.shards import Family

@@ -12,6 +12,7 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter
 from hpcrec.checkpoint.files import prune, steps_in
 from hpcrec.checkpoint.find import find_checkpoint
@@ -19,7 +20,6 @@ from hpcrec.checkpoint.tools.convert import Conversion, convert
 from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.checkpoint.tools.look import look
 from hpcrec.checkpoint.tools.verify import verify
-from hpcrec.cli import train as commands
 from hpcrec.comm.failure import ExitCodes
 from hpcrec.config import Config
 from hpcrec.errors import CheckpointError

@@ -14,10 +14,10 @@ import torch
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.errors import CheckpointError
 from tests.checkpoint.tools.made import fingerprint
 from tests.together import on_every_rank

@@ -33,7 +33,7 @@ def run_folder(tmp_path):
 @pytest.fixture
 def commands(monkeypatch):
     """The commands' back end, replaced by notes of what it was called with; no MPI is started."""
-    from hpcrec.cli import train as real
+    from hpcrec.api import commands as real
 
     calls = []
     answers = {"train": 75, "evaluate": {"auc": 0.5}, "predict": 12}
@@ -109,7 +109,7 @@ def test_evaluate_takes_a_run_folder_or_a_file(config, run_folder, commands, cap
 
 def test_a_file_that_ends_early_is_no_interrupt_of_the_users(run_folder, config, commands, monkeypatch, tmp_path):
     """click takes the one for the other, and says nothing."""
-    from hpcrec.cli import train as real
+    from hpcrec.api import commands as real
 
     def ends_early(*_, **__):
         raise EOFError("ended before the end-of-stream marker")

@@ -18,6 +18,7 @@ from hpcrec.config import load_config
 from hpcrec.preparation.schema import DataSet
 from hpcrec.preparation.tablemap import TableMap, load_map
 from hpcrec.systems import OF_THE_MACHINE, SYSTEMS
+from tests.conftest import MPI_ENVIRONMENT
 from tests.drafts.tables import Rows, clicks, write_csv, write_typed
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -30,20 +31,13 @@ def hpcrec(*arguments: object) -> int:
     return int(caught.value.code or 0)
 
 
-def train(folder: Path) -> dict[str, object]:
-    """The summary of a few steps of the drafted run, in one process."""
-    settings = ["train.steps=8", "train.eval_every=0", "run.progress=false", "run.tensorboard=false"]
-    command = [
-        sys.executable,
-        "-m",
-        "hpcrec",
-        "train",
-        str(folder / "run.toml"),
-        *(x for s in settings for x in ("--set", s)),
-    ]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=200, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
+def train(folder: Path, *settings: str, by: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> dict[str, object]:
+    """The summary of a few steps of the drafted run, in one process, or by what ``by`` says."""
+    few = ["train.steps=8", "train.eval_every=0", "run.progress=false", "run.tensorboard=false", *settings]
+    command = [sys.executable, "-m", "hpcrec", *by, "train", str(folder / "run.toml"), *options]
+    command += [x for s in few for x in ("--set", s)]
+    environment = {**os.environ, **MPI_ENVIRONMENT, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     found: dict[str, object] = json.loads((folder / "runs/first/summary.json").read_text())
     return found
@@ -208,6 +202,24 @@ def test_a_draft_starts_from_a_system(tmp_path: Path, system: str) -> None:
             assert have == value or have.items() >= value.items(), (section, key)
     assert found["train"]["batch_size"] == 256
     every_line_has_a_reason(tmp_path / "run.toml")
+
+
+@pytest.mark.parametrize("system", [pytest.param(name, marks=[pytest.mark.slow] * (name != "dmt")) for name in SYSTEMS])
+def test_a_drafted_system_trains(tmp_path: Path, system: str) -> None:
+    """As `hpcrec init` says it is to be started; a system that takes a folder of the machine besides, by `--system`."""
+    path = write_csv(tmp_path / "t.csv", clicks(2000))
+    started, settings = ("--system", system), ()
+    if system in OF_THE_MACHINE:
+        settings = (f"store.path={tmp_path / 'rows'}", "store.memory_bytes=20000000")
+    assert hpcrec("init", path, "--label", "click", "--out", tmp_path, *(() if settings else started)) == 0
+    assert hpcrec("prepare", "table", path, "--map", tmp_path / "map.toml", "--out", tmp_path / "data") == 0
+    options = started if settings else ()
+    found = train(tmp_path, *settings, by=("run", "-n", "2", "--"), options=options)
+    assert (found["status"], found["steps"]) == ("finished", 8)
+    ran = toml.plain(load_config(tmp_path / "runs/first/config.toml"))
+    for section, keys in SYSTEMS[system]().items():
+        for key, value in keys.items():
+            assert ran[section][key] == value or ran[section][key].items() >= value.items(), (section, key)
 
 
 def drafted(tmp_path: Path, name: str, *arguments: object) -> tuple[TableMap, str]:

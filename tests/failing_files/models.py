@@ -15,8 +15,8 @@ import h5py
 import numpy as np
 import torch
 
+from hpcrec.api import commands
 from hpcrec.build.export import export
-from hpcrec.cli import train as commands
 from hpcrec.comm.ranks import Ranks
 from hpcrec.config import Config, load_config, to_toml
 from hpcrec.data.reader import DataSet

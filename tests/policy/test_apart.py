@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.files import step_folder
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.training.lines import Lines
 from hpcrec.training.telemetry import read_metrics

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
 from hpcrec.build.tables import make_policy
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.config import Config, validate
 from hpcrec.data.deal import cut, equal_parts
 from hpcrec.data.reader import DataSet

@@ -9,11 +9,11 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec import kernels
+from hpcrec.api import commands
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.config import Config, validate
 from hpcrec.exchange.copy_bytes import RowBytes, parts_of
 from hpcrec.exchange.expected import Rates, shares

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import saved, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.files import step_folder
-from hpcrec.cli import train as commands
 from hpcrec.config import load_config
 from hpcrec.errors import CheckpointError
 from hpcrec.exchange.exchange import Exchange

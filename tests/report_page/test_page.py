@@ -17,6 +17,8 @@ from hpcrec.report_page.compare import differences
 from hpcrec.report_page.folder import Ran, read_run
 from hpcrec.report_page.page import page, write_page, write_report
 from hpcrec.report_page.sections import bars, ranges, sections_of
+from hpcrec.training.timer import Times
+from hpcrec.training.times import times_of
 from tests.report_page.made import BEGAN_S, HOSTILE, lines_of, summary_of, write_run
 from tests.training.test_telemetry import summary
 
@@ -259,9 +261,16 @@ def test_copies_have_a_section_where_there_are_some() -> None:
 
 
 def test_steps_that_waited_are_told_by_what_for(tmp_path: Path) -> None:
-    text = Page(page([read(write_run(tmp_path / "run", summary=summary_of(4)))])).text
-    said = "What a step waited for rows 25.0 % dense sums 15.0 % data 5.0 % the rest is work"
-    assert f"{said} Busiest: models of dense ranks, 30.0% of the time." in text
+    parts = {
+        "forward": (5.5, 0.0, 0.0),
+        "values": (0.0, 2.5, 0.0),
+        "dense_reduce": (0.0, 1.5, 0.0),
+        "load_wait": (0.0, 0.5, 0.0),
+    }
+    ran = summary_of(4, time=times_of({0: ("fused", Times(10.0, parts, 0.0, {}))}))
+    text = Page(page([read(write_run(tmp_path / "run", summary=ran))])).text
+    said = "What a step waited for rows 25.0 % dense sums 15.0 % data 5.0 % the rest is computing:"
+    assert f"{said} 55.0% the model, 0.0% rows, 0.0% other" in text
 
 
 def test_ten_thousand_steps_on_64_ranks_are_a_small_page(tmp_path: Path) -> None:

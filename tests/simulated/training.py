@@ -19,10 +19,10 @@ from unittest import mock
 
 import numpy as np
 
+from hpcrec.api import commands as cli
 from hpcrec.checkpoint import checkpoint as checkpoints
 from hpcrec.checkpoint import files, saver
 from hpcrec.checkpoint.checkpoint import Checkpoint, CheckpointWriter, find_checkpoint
-from hpcrec.cli import train as cli
 from hpcrec.comm.failure import agree
 from hpcrec.config import CheckpointConfig, TrainConfig
 from hpcrec.data.files import synced
@@ -496,7 +496,7 @@ _WORK = SimpleNamespace(**dict.fromkeys(("begin_step", "end_step"), lambda *_: N
 
 
 def program(truth: Truth, allocation: Allocation, resume: str | None = None) -> Any:
-    """What each rank of a job does: as ``hpcrec.cli.train.train``, from the claim on.
+    """What each rank of a job does: as ``hpcrec.api.commands.train``, from the claim on.
 
     ``resume`` stands for ``checkpoint.resume`` where it is given on the command line.
     """

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.embedding.stores import STORES
 from tests.devices import device_or_skip

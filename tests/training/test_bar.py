@@ -12,7 +12,13 @@ import pytest
 from hpcrec.errors import ConfigError
 from hpcrec.training.bar import BAR_EVERY_S, COLUMNS, LINE_EVERY_S, Bar, columns_at, columns_told
 
-PHASES = {"step": 4.0, "route_wait": 0.5, "values": 0.5, "gradients": 0.25, "agree": 0.25, "load_wait": 0.5}
+PARTS = {  # worked, waited and idle; checkpoints are between steps
+    "forward": (1.5, 0.0, 0.0),
+    "values": (0.5, 0.5, 0.0),
+    "agree": (0.0, 0.75, 0.0),
+    "load_wait": (0.0, 0.75, 0.0),
+    "checkpoint": (3.0, 9.0, 0.0),
+}
 
 
 class Clock:
@@ -35,7 +41,7 @@ def terminal() -> Iterator[tuple[int, int]]:
 
 def test_a_log_gets_whole_lines_now_and_then_with_all_that_is_known() -> None:
     stream, clock = io.StringIO(), Clock()
-    bar = Bar(stream, first_step=10, total_steps=200, phases=lambda: PHASES, clock=clock)
+    bar = Bar(stream, first_step=10, total_steps=200, parts=lambda: PARTS, clock=clock)
     bar.show({"loss": 0.25, "validation_auc": 0.75, "note": "text", "wire_bytes_per_step": 1_540_000, "epoch": 1.5})
     bar.show({"samples_per_s": 12_345.6})
     for _ in range(70):
@@ -64,7 +70,7 @@ def test_a_line_says_nothing_of_what_is_not_known() -> None:
 
 def test_a_bar_moves_and_keeps_to_the_width_that_it_is_told() -> None:
     stream, clock = io.StringIO(), Clock()
-    bar = Bar(stream, columns=60, total_steps=4, phases=lambda: PHASES, clock=clock)
+    bar = Bar(stream, columns=60, total_steps=4, parts=lambda: PARTS, clock=clock)
     for _ in range(4):
         clock.now_s += 2 * BAR_EVERY_S
         bar.show({"loss": 0.25})
@@ -79,7 +85,7 @@ def test_a_bar_moves_and_keeps_to_the_width_that_it_is_told() -> None:
 def test_80_columns_show_what_a_run_is_looked_at_for() -> None:
     """However many qualities there are: these have what room is left."""
     stream, clock = io.StringIO(), Clock()
-    bar = Bar(stream, columns=80, total_steps=4_000, phases=lambda: PHASES, clock=clock)
+    bar = Bar(stream, columns=80, total_steps=4_000, parts=lambda: PARTS, clock=clock)
     auc = {f"{part}{label}auc": 0.75 for part in ("train_", "validation_") for label in ("", "click_", "buy_")}
     bar.show({"loss": 0.25, **auc, "samples_per_s": 12_345.6, "wire_bytes_per_step": 1_540_000})
     for _ in range(2):

@@ -13,8 +13,8 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
-from hpcrec.cli import train as commands
 from hpcrec.clock import WAITS, WORKS
 from hpcrec.config import Config
 from hpcrec.training import report
@@ -52,10 +52,10 @@ STEPS, SLEPT_STEPS, SLEPT_S = 40, 3, 0.6
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.filterwarnings("ignore:exchange.path")
 def test_parts_add_up_to_the_wall_clock_of_every_rank(case: str, folder: Path) -> None:
-    write_data(folder / "data.h5", samples=1200)
+    write_data(folder / "data.h5", samples=600)
     sections = {name: dict(keys) for name, keys in CASES[case].items()}
     sections["data"] = {"validation": str(folder / "data.h5")}
-    train = {"steps": STEPS, "batch_size": 400, "eval_every": STEPS // 2, "log_every": 10}
+    train = {"steps": STEPS, "batch_size": 200, "eval_every": STEPS // 2, "log_every": 10}
     sections["model"] = {"width": 16, "options": {"bottom": [64, 16], "top": [128, 64]}}  # as the quickstart's
     most = 1.0
     for number in range(TRIES):

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hpcrec.api import commands
 from hpcrec.checkpoint.tools.convert import Conversion, convert
 from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.checkpoint.tools.verify import verify
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.errors import CheckpointError
 from tests.training.runs import config_for, write_data

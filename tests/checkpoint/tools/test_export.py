@@ -16,9 +16,9 @@ from click.testing import CliRunner
 from safetensors.numpy import load_file
 
 from hpcrec import again
+from hpcrec.api import commands
 from hpcrec.build.export import export
 from hpcrec.checkpoint.tools import by_id
-from hpcrec.cli import train as commands
 from hpcrec.cli.checkpoint import checkpoint
 from hpcrec.config import Config, to_toml
 from hpcrec.errors import CheckpointError, ConfigError, DataError

@@ -169,7 +169,7 @@ def _telemetry(config: Config, session: Session, columns: int | None, callbacks:
         tensorboard=config.run.tensorboard,
         progress=config.run.progress,
         columns=columns,
-        phases=session.parts.timer.seconds,
+        parts=session.parts.timer.parts,
         callbacks=callbacks,
     )
 
