@@ -9,8 +9,8 @@ of the library is a launch of its own. ``levels.speed.small_messages`` is the ti
 messages of at most 1 kB at 4 x 8 ranks, by that of levels: the row whose interval begins lowest.
 ``levels.messages_per_rank`` is what the rank that sends most sends to other hosts in a phase: of 4 x 8 by the
 ledger, of larger clusters by the same function without MPI; of messages that are small enough to be put together
-(``comm.levels.ALONE_BYTES``): above that a rank sends as many as by the flat path. Hosts here share the machine's
-cores.
+(``comm.levels.PEER_BYTES``). Above that a rank sends one to each other host, and of large ones (``ALONE_BYTES``) as
+many as by the flat path. Hosts here share the machine's cores.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from hpcrec.comm.levels import pairs_of
 
 BURST, REPEATS, QUICK_REPEATS = "8kb", 40, 5
 RATES = ("1gbit", "100mbit")
-SIZES = (64, 256, 1024, 8192)
+SIZES = (64, 256, 1024, 8192, 32768, 131072)
 SMALL = 1024
 ALGORITHMS = {"0": "chosen by the library", "1": "linear", "2": "pairwise"}
 LARGE = {"8x8": (8, 8), "128x8": (128, 8), "1250x8": (1250, 8)}
@@ -124,7 +124,8 @@ def counted() -> tuple[list[Row], list[Row]]:
     for name, (hosts, ranks) in LARGE.items():
         host_of = [host for host in range(hosts) for _ in range(ranks)]
         most = max(sum(pair.gate == rank for pair in pairs_of(host_of, rank)) for rank in range(ranks))
-        rows.append({"part": "counted", "cluster": name, "flat": (hosts - 1) * ranks, "levels": most})
+        medium = {"to_peers": hosts - 1, "large": (hosts - 1) * ranks}
+        rows.append({"part": "counted", "cluster": name, "flat": (hosts - 1) * ranks, "levels": most, **medium})
         show(rows[-1])
         claims.append(
             claim(f"levels.messages_per_rank.{name}", most, "small ones, of a rank in a phase", f"<= {hosts - 1}")

@@ -134,6 +134,7 @@ def train(
             "cpu_s": sum(main.allgather(used_s)),
             "samples_per_s": session.parts.splits["train"].order.batch_size / step_s,
             "path": session.parts.world.describe()["path"],
+            "within": bool(session.parts.chosen and session.parts.chosen.found.get("tables_within_hosts")),
             "bytes_TRR": (bytes_RTR.transpose(1, 0, 2) / session.step).tolist(),
         }
         if clock is not None:

@@ -126,6 +126,7 @@ class ChoiceMaker:
         near: float | None = None,
     ) -> None:
         self._config, self._topology, self._offers = config, world.topology, offers
+        self._by_levels = world.by_levels
         self.asks, self.item_bytes = _asks(config, world, train, offers), _item_bytes(config)
         chooser = partial(
             Chooser,
@@ -137,6 +138,7 @@ class ChoiceMaker:
             samples=config.train.batch_size,
             groups=world.topology.groups,
             near=(SAME_HOST_PRICE if world.by_levels else 1.0) if near is None else near,
+            levels=partial(reduction_of, config, topology=world.topology) if world.by_levels else None,
         )
         self.chooser = chooser(offers)
         self.choice = self.chooser.choose() if offers.kept is None else choose_kept(offers, chooser)
@@ -155,7 +157,7 @@ class ChoiceMaker:
             "predicted_bytes_per_step": choice.predicted,
             "single_form_bytes_per_step": choice.single,
             "owner_flops_per_step": choice.flops,
-            **({} if offers.kept is None else _kept(layout, self.asks, self.item_bytes)),
+            **({} if offers.kept is None else _kept(layout, self.asks, self.item_bytes, levels=self._by_levels)),
         }
 
 
@@ -211,11 +213,11 @@ def _counted(config: Config, train: Split, offers: Offers, world: World) -> Coun
     return counter
 
 
-def _kept(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> dict[str, Any]:
+def _kept(layout: Layout, asks: Asks, item_bytes: ItemBytes, *, levels: bool) -> dict[str, Any]:
     """What they say of features whose rows dense ranks keep: bytes, but for the requests, and shares of rows."""
     shares = {} if asks.forecast is None else asks.forecast.of(layout)
     return {
-        "predicted_kept_bytes_per_step": kept_bytes(layout, asks, item_bytes),
+        "predicted_kept_bytes_per_step": kept_bytes(layout, asks, item_bytes, levels=levels),
         "predicted_sent": {f: sent for features, (sent, _) in shares.items() for f in features},
         "predicted_pushed": {f: pushed for features, (_, pushed) in shares.items() for f in features},
     }

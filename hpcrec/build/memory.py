@@ -123,7 +123,7 @@ def predict_memory(config: Config, host_of: Sequence[int]) -> list[RankMemory]:
             dense if rank in topology.dense else None,
             item_bytes=dtype.itemsize,
             ahead=config.exchange.most_ahead,
-            written=_written(config, wire_bytes),
+            written=_written(config, topology, rank, wire_bytes),
             read_bytes=_read_bytes(config, dataset, layout, rank, looked),
             added_elements=samples * reduction.elements_at(rank)
             + _added_elements(config, layout, rank, mean_ids, roots)
@@ -182,7 +182,10 @@ def _relayed(config: Config, topology: Topology, rank: int) -> float:
     if not config.exchange.may_level or not 1 < topology.n_hosts < topology.size:
         return 0.0
     pairs, here = pairs_of(topology.host_of, rank), topology.host_of.count(topology.host_of[rank])
-    return sum(len(pair.there) for pair in pairs if pair.gate == rank) * here / topology.size
+    place = [r for r, host in enumerate(topology.host_of) if host == topology.host_of[rank]].index(rank)
+    as_gate = sum(len(pair.there) for pair in pairs if pair.gate == rank)
+    as_peer = sum(int((pair.takers(here) == place).sum()) for pair in pairs)
+    return max(as_gate, as_peer) * here / topology.size
 
 
 def _auto(config: Config, dataset: DataSet, offers: Offers) -> dict[str, float]:
@@ -223,12 +226,22 @@ def _held_ids(families: Sequence[Family], rank: int) -> list[HeldIds]:
     return held
 
 
-def _written(config: Config, wire_bytes: float) -> Written | None:
+def _written(config: Config, topology: Topology, rank: int, wire_bytes: float) -> Written | None:
     if config.exchange.codec == "fp32":
         return None
+    by_levels = config.exchange.may_level and 1 < topology.n_hosts < topology.size
+    host, near = topology.host_of[rank], list[float]()
+    for here, others in ((topology.owners, topology.dense), (topology.dense, topology.owners)):
+        if rank in here:
+            near.append(sum(topology.host_of[other] == host for other in others) / len(others))
     own_tables = not config.dense.codistillation.share_embeddings  # those of other groups are read as in evaluations
     whole = bool(config.data.test or config.data.validation) or (own_tables and not config.exchange.dct.evaluate)
-    return Written(item_bytes=wire_bytes, thresholded=config.exchange.codec == "dct", whole_evaluations=whole)
+    return Written(
+        item_bytes=wire_bytes,
+        thresholded=config.exchange.codec == "dct",
+        whole_evaluations=whole,
+        as_held=sum(near) / len(near) if by_levels else 0.0,
+    )
 
 
 def _traffic(

@@ -1,6 +1,7 @@
 """``exchange.path = "auto"``: which path messages take, and which forms features have with it, before the first step.
 
-Of both paths layouts are looked at: what form ``auto`` chooses by bytes, and each form for all features that may be
+Flat messages are looked at with tables dealt over all owners, and with tables dealt within hosts as by levels. Of each
+of these ways layouts are looked at: what form ``auto`` chooses by bytes, and each form for all features that may be
 chosen for. A step's phases, bytes between hosts and bytes inside them are counted (``exchange.measure``), and taken at
 prices that are measured on these ranks (``comm.prices``). Prices are not the same twice: so a choice is saved with each
 checkpoint, and a run that goes on has it. Knows what is to be built; the counts are ``auto``'s.
@@ -11,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpcrec.build.auto import ChoiceMaker, in_two_lanes, reduction_of, refuse_stages
 from hpcrec.build.dense import DenseSide
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.state import EXCHANGE
 from hpcrec.comm import prices
-from hpcrec.comm.prices import PATHS, Prices
+from hpcrec.comm.prices import Prices
 from hpcrec.comm.world import World
 from hpcrec.config import Config
 from hpcrec.errors import CheckpointError
@@ -28,9 +31,13 @@ from hpcrec.exchange.offers import Offers
 from hpcrec.training.parts import Split
 from hpcrec.training.ranks import on_root
 
-WORTH = 0.03  # of the time of the flat path: what is to be saved before messages go by levels
+Means = tuple[str, bool]
+"""A path, and whether tables are dealt within hosts as they are by levels."""
+FLAT, FLAT_WITHIN, LEVELS = MEANS = ("flat", False), ("flat", True), ("levels", True)
+
+WORTH = 0.03  # of a way's time: what another one is to save before it is taken in place of a simpler one
 _PHASES = 2  # in which values and gradients cross; ids besides
-_SUM_MEETINGS, _ROW_MEETINGS = 2, 3  # of a host's ranks: for values and gradients; and for ids
+_SUM_MEETINGS, _ROW_MEETINGS = 2, 3  # of a host's ranks: for values and gradients; and for ids besides
 
 
 @dataclass(frozen=True)
@@ -39,19 +46,20 @@ class Settled:
 
     Attributes
     ----------
-    path : str
+    means : (str, bool)
+        As of ``MEANS``.
     choice : Choice
     found : dict
         What records, and checkpoints, say of it.
     """
 
-    path: str
+    means: Means
     choice: Choice
     found: dict[str, Any]
 
 
 def settle(
-    config: Config, world: World, train: Split, offers_by: Mapping[str, Offers], dense: DenseSide
+    config: Config, world: World, train: Split, offers_by: Mapping[Means, Offers], dense: DenseSide
 ) -> Settled | None:
     """The path and the forms of fewest seconds, or those of the run's newest checkpoint; collective.
 
@@ -71,26 +79,32 @@ def settle(
         return _taken(kept, offers_by)
     if len(offers_by) == 1:
         return None
-    costs, found = prices.measure(world), list[tuple[float, str, Choice, dict[str, Any]]]()
-    for path, offers in offers_by.items():
+    costs, found = prices.measure(world), list[tuple[float, Means, Choice, dict[str, Any]]]()
+    for means, offers in offers_by.items():
+        path, _ = means
         world.take_path(path)
         near = min(1.0, costs[path].near_byte_s / costs[path].far_byte_s) if costs[path].far_byte_s else 1.0
         maker = ChoiceMaker(config, world, train, offers, dense, near)
         made = [_candidate(config, world, maker, offers.layout(c.forms, c.replicated), costs[path], c)
                 for c in _choices(maker, offers)]  # fmt: skip
         seconds, choice, told = min(made, key=lambda of: of[0])
-        found.append((seconds, path, choice, told))
-    (flat_s, *_), (levels_s, *_) = found
-    _, path, choice, told = found[levels_s < (1 - WORTH) * flat_s]
+        found.append((seconds, means, choice, told))
+    least_s = min(seconds for seconds, *_ in found)
+    _, means, choice, told = next(of for of in found if (1 - WORTH) * of[0] <= least_s)  # the simplest first
     told |= {
-        "path": path,
+        "path": means[0],
+        "tables_within_hosts": offers_by[means].families != offers_by[FLAT].families,
         "copied_families": list(choice.replicated),
-        "predicted_exchange_s": {of: seconds for seconds, of, _, _ in found},
-        "predicted_bytes": {of: said.pop("bytes") for _, of, _, said in found},
+        "predicted_exchange_s": {_named(of): seconds for seconds, of, _, _ in found},
+        "predicted_bytes": {_named(of): said.pop("bytes") for _, of, _, said in found},
         "prices": {of: cost.as_dict() for of, cost in costs.items()},
     }
     # sums of counts are the same on every rank by MPI's advice alone, and on this all have to agree
-    return Settled(*world.main.bcast((path, choice, told)))
+    return Settled(*world.main.bcast((means, choice, told)))
+
+
+def _named(means: Means) -> str:
+    return "flat, tables within hosts" if means == FLAT_WITHIN else means[0]
 
 
 def _choices(maker: ChoiceMaker, offers: Offers) -> Iterator[Choice]:
@@ -107,18 +121,20 @@ def _candidate(
     """Seconds of a step's exchange, of hosts that are alike, without dense gradients; and what records say of it."""
     reduction = reduction_of(config, layout, world.topology)
     far = cross_host_bytes(layout, maker.asks, reduction, item_bytes=maker.item_bytes)
-    every = step_bytes(
-        layout, maker.asks, item_bytes=maker.item_bytes, dense_elements=0, dense_item_bytes=0.0, dense_ranks=1
-    )
+    levels = (lambda _: reduction) if world.by_levels else None
+    none = {"dense_elements": 0, "dense_item_bytes": 0.0, "dense_ranks": 1}
+    every = step_bytes(layout, maker.asks, item_bytes=maker.item_bytes, levels=levels, **none)  # type: ignore[arg-type]
     near = {tag: n - far.get(tag, 0.0) for tag, n in every.items()}
     told = {**maker.found(choice), "bytes": {"far": sum(far.values()), "near": sum(near.values())}}
     if in_two_lanes(config, layout, reduction):  # gradients of a step cross beside the values of another one
         shorter = min(("values", "gradients"), key=lambda tag: far[tag])
         far, near = ({tag: n for tag, n in of.items() if tag != shorter} for of in (far, near))
-    phases = _PHASES + (config.exchange.ids == "routed")
-    meetings = _SUM_MEETINGS * bool(layout.added) + _ROW_MEETINGS * bool(layout.merged)
-    hosts = world.topology.n_hosts
-    return cost.step_s(phases, meetings, sum(far.values()) / hosts, sum(near.values()) / hosts), choice, told
+    phases = _PHASES * (1 + bool(reduction.across)) + (config.exchange.ids == "routed")
+    meetings = _SUM_MEETINGS * (bool(layout.added) + bool(reduction.inside)) + _ROW_MEETINGS * bool(layout.merged)
+    hosts, ranks_H = world.topology.n_hosts, np.bincount(world.topology.host_of)
+    pairs = (world.topology.size**2 - int((ranks_H**2).sum())) / hosts
+    seconds = cost.step_s(phases, meetings, [n / hosts for n in far.values()], sum(near.values()) / hosts, pairs)
+    return seconds, choice, told
 
 
 def kept_in(config: Config) -> dict[str, Any] | None:
@@ -138,11 +154,13 @@ def kept_in(config: Config) -> dict[str, Any] | None:
     return None
 
 
-def _taken(kept: Mapping[str, Any], offers_by: Mapping[str, Offers]) -> Settled:
+def _taken(kept: Mapping[str, Any], offers_by: Mapping[Means, Offers]) -> Settled:
     """What a checkpoint says, held to what there is; by the only path, where hosts allow no other now."""
     path, forms, copied = str(kept.get("path")), kept.get("forms"), kept.get("copied_families")
-    wrong = f"path {path!r}" if path not in PATHS else ""
-    offers = offers_by.get(path) or next(iter(offers_by.values()))
+    means = path, path == "levels" or bool(kept.get("tables_within_hosts"))
+    wrong = f"path {path!r}" if means not in MEANS else ""
+    means = means if means in offers_by else next(iter(offers_by))
+    offers = offers_by[means]
     if not isinstance(forms, Mapping) or not isinstance(copied, list):
         wrong = wrong or "no forms"
     wrong = wrong or _misfit(offers, forms, copied)  # type: ignore[arg-type]
@@ -157,7 +175,7 @@ def _taken(kept: Mapping[str, Any], offers_by: Mapping[str, Offers]) -> Settled:
     form_of = offers.layout(choice.forms, choice.replicated).form_of
     told = {name: of for name, of in kept.items() if name != "from"}
     told["forms"] = {f: form for f, form in form_of.items() if not FORMS[form].local}
-    return Settled(path if path in offers_by else next(iter(offers_by)), choice, told)
+    return Settled(means, choice, told)
 
 
 def _misfit(offers: Offers, forms: Mapping[str, Any], copied: list[Any]) -> str:

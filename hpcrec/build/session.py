@@ -21,7 +21,7 @@ from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
 from hpcrec.build.measures import make_measures
-from hpcrec.build.path import settle
+from hpcrec.build.path import FLAT, FLAT_WITHIN, LEVELS, MEANS, Means, settle
 from hpcrec.build.tables import (
     DTYPES,
     describe_policy,
@@ -33,7 +33,6 @@ from hpcrec.build.tables import (
     whole_tables,
 )
 from hpcrec.comm.failure import agree, unwatch, watch
-from hpcrec.comm.prices import PATHS
 from hpcrec.comm.stall import StallLimits
 from hpcrec.comm.topology import Topology
 from hpcrec.comm.world import World
@@ -109,9 +108,8 @@ def _opened(config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> 
 
 
 def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, reading: bool) -> Session:
-    if (why := _why_flat(config, world)) and world.topology.rank == 0:
-        warnings.warn(why, stacklevel=4)
     agreed = partial(_together, world)
+    agreed(lambda: _say_less(config, world))  # where a warning is an error, on all ranks
     splits = agreed(lambda: _open_splits(config, deal))
     agreed(lambda: _check_same_data(splits, world))
     _check_same_deal(agreed(lambda: _dealt(splits, world.topology)), world)
@@ -120,8 +118,7 @@ def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, r
     datasets = {name: split.dataset for name, split in splits.items()}
     measures = agreed(lambda: make_measures(config, datasets, operators))
     offer = partial(make_offers, config, dataset, operators, world.topology, reading=reading)
-    paths = PATHS if config.exchange.path == "auto" and world.by_levels else (PATHS[world.by_levels],)
-    offered = agreed(lambda: {path: offer(levels=path == "levels") for path in paths})
+    offered = agreed(lambda: _offered(config, world, offer))
     agreed(lambda: [of.layout({}) for _, _, of in offered.values()])  # refuses what cannot be had, before all else
     agreed(lambda: _check_threads(config, world))
     place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
@@ -170,18 +167,29 @@ def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, r
     return Session(parts, guard)
 
 
+def _offered(config: Config, world: World, offer: Callable[..., Offered]) -> dict[Means, Offered]:
+    """What there is to choose from by each path that may be taken; flat, within hosts too where that is another."""
+    if config.exchange.path != "auto" or not world.by_levels:
+        means = LEVELS if world.by_levels else FLAT
+        return {means: offer(levels=world.by_levels)}
+    found = {means: offer(levels=means == LEVELS, within=means[1]) for means in MEANS}
+    if found[FLAT_WITHIN][1] == found[FLAT][1]:
+        del found[FLAT_WITHIN]
+    return found
+
+
 def _settled(
-    config: Config, world: World, train: Split, offered: Mapping[str, Offered], dense: DenseSide, timer: PhaseTimer
+    config: Config, world: World, train: Split, offered: Mapping[Means, Offered], dense: DenseSide, timer: PhaseTimer
 ) -> tuple[Offered, tuple[Choice, dict[str, Any]] | None]:
     """What is offered by the path that is taken, and what is chosen with it; collective."""
     if config.exchange.path != "auto":
         return next(iter(offered.values())), None
     with timer("choose"):
-        settled = settle(config, world, train, {path: offers for path, (_, _, offers) in offered.items()}, dense)
+        settled = settle(config, world, train, {means: offers for means, (_, _, offers) in offered.items()}, dense)
     if settled is None:
         return next(iter(offered.values())), None
-    world.take_path(settled.path)
-    return offered[settled.path], (settled.choice, settled.found)
+    world.take_path(settled.means[0])
+    return offered[settled.means], (settled.choice, settled.found)
 
 
 def _look_ahead(config: Config, exchange: Exchange, store: Store | None) -> LookAhead:
@@ -216,12 +224,25 @@ def make_world(config: Config) -> World:
     )
 
 
-def _why_flat(config: Config, world: World) -> str:
-    """Why messages do not cross by levels, where that was asked for and hosts have several ranks; else empty."""
-    if config.exchange.path != "levels" or world.by_levels or not 1 < world.topology.n_hosts < world.topology.size:
+def _say_less(config: Config, world: World) -> None:
+    if (why := _why_less(config, world)) and world.topology.rank == 0:
+        warnings.warn(why, stacklevel=6)
+
+
+def _why_less(config: Config, world: World) -> str:
+    """Why hosts do less than levels would have them do, where that was asked for and they have several ranks."""
+    if config.exchange.path != "levels" or not 1 < world.topology.n_hosts < world.topology.size:
         return ""
-    reason = world.without_windows
-    return f"exchange.path is 'levels', but the ranks of a host cannot share memory ({reason}): the path is flat."
+    if not world.by_levels:
+        reason = world.without_windows
+        return f"exchange.path is 'levels', but the ranks of a host cannot share memory ({reason}): the path is flat."
+    if getattr(make_policy(config), "parts", False):
+        return (
+            f"exchange.path is 'levels', but policy.name is {config.policy.name!r}, by which steps cross in two parts: "
+            "hosts neither add vectors nor ask for rows together, and tables are dealt over all owners; there are "
+            "fewer messages, and that is all. Set policy.name = 'sync' or 'hybrid' for the rest."
+        )
+    return ""
 
 
 def _say_apart(layout: Layout, topology: Topology) -> None:

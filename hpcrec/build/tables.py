@@ -216,11 +216,12 @@ def make_offers(
     *,
     reading: bool = False,
     levels: bool | None = None,
+    within: bool = False,
 ) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
     """Tables of all sets, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
 
-    A message is read to one set: offers know of the tables of one. ``levels``: whether messages between hosts go by way
-    of one rank of each; by default as it is configured, where it may be chosen as if it were.
+    A message is read to one set: offers know of the tables of one. ``levels``: messages go by levels; default: as it is
+    configured, where it may be chosen as if it were. ``within``: tables are dealt within hosts as if they did.
 
     Raises
     ------
@@ -250,14 +251,13 @@ def make_offers(
         # thresholded in parts, vectors would keep one element at least of each part, however small it is
         whole_rows=thresholded and config.exchange.dct.density < 1,
         hosts=[topology.host_of[rank] for rank in topology.owners],
-        within=adds,
+        within=adds or (within and not reading and _hosts_add(config, topology, levels=True)),
         groups=groups,
         whole_bags=_whole_bags([operators[name] for name in groups]),
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
     sets, copied = topology.table_sets, [f for f in families if all(placements[t] == Placement() for t in f.tables)]
-    replicable = _bytes_of_copies(config, tables, copied, sets)
     one_hot = {f.name for f in dataset.features if not dataset.jagged(f.name)}
     offers = Offers(
         tables,
@@ -267,7 +267,7 @@ def make_offers(
         one_hot,
         forms=config.exchange.forms,
         default_form=_default_form(config),
-        replicable={name: n for name, n in replicable.items() if n <= config.exchange.auto_copies},
+        replicable=_bytes_of_copies(config, tables, copied, sets),
         dense=topology.dense,
         thresholded=thresholded,
         learned=topology.groups == 1,
@@ -336,13 +336,14 @@ def _check_read(config: Config, tables: Iterable[str], beside: Iterable[str]) ->
 def _bytes_of_copies(
     config: Config, tables: Mapping[str, TableSpec], families: Iterable[Family], sets: int
 ) -> dict[str, int]:
-    """By family: of all sets' rows on one rank, those of dynamic tables left out."""
+    """By family that may be copied: of all sets' rows on one rank, those of dynamic tables left out."""
     item_bytes = DTYPES[config.train.dtype][0].itemsize
-    return {
+    found = {
         family.name: sets * item_bytes * sum(family.rows * row_elements(tables[t]) for t in family.tables)
         for family in families
         if family.dynamic is None
     }
+    return {name: n_bytes for name, n_bytes in found.items() if n_bytes <= config.exchange.auto_copies}
 
 
 def _hosts_add(config: Config, topology: Topology, levels: bool | None) -> bool:

@@ -145,6 +145,8 @@ def _others(session: Session, state: dict[str, Any]) -> list[Write]:
         skipped = {"skipped_steps": session.guard.skipped, "skipped_in_a_row": session.guard.in_a_row}
         skipped |= {"dropped_features": dropped} if dropped else {}
         thresholds: dict[str, Any] = {"thresholds": by_rank} if any(by_rank) else {}
+        if thresholds and world.by_levels:
+            thresholds["whole_inside"] = True  # vectors, in hosts
         if thresholds and parts.exchange.layout.added:
             thresholds["summed"] = sorted(parts.exchange.layout.added)
         trials = parts.pipeline.trials

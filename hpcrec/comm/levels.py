@@ -1,15 +1,17 @@
-"""Messages between hosts by way of one rank of each: of two hosts one message each way, whatever ranks they have.
+"""Messages between hosts by way of few ranks of each: of two hosts one message each way, or one of each rank.
 
 The ranks of a host share the other hosts among them: for each of these, one is the *gate*. All write their messages
 into their windows (``comm.window``); the gate puts those of its host to the ranks of the other one behind each other,
 sends them to the gate there, and lays what comes from it where the ranks of its own host read theirs. So a rank sends
-about (hosts - 1) / (ranks of a host) messages in place of one to every rank of the other hosts. Where much crosses
-between two hosts that saves little, and the link would wait for what is put together: then each rank sends its own.
+about (hosts - 1) / (ranks of a host) messages in place of one to every rank of the other hosts. Where more crosses
+between two hosts the link would wait for what is put together: then each rank sends what it has for all ranks of the
+other host to one of them, its *peer*, who lays it there: hosts - 1 messages a rank. And where messages are large, each
+rank sends its own to each rank, for nobody gains by fewer, and what is laid down is copied once more.
 What a rank is given is what was sent to it, byte for byte. Notes which hop a rank waits in (``comm.progress``), for
 reports of stalls. Knows ranks, hosts and bytes, not what they mean.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,9 +23,12 @@ from hpcrec.comm.window import Windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 
-_TAG, _ALONE = 2, 3
+_TAG, _ALONE, _PEER = 2, 3, 4
 _MOST_UNITS = 2**31 - 1
-ALONE_BYTES = 8192  # from rank to rank, in the mean of two hosts: from here on each rank sends its own
+# From rank to rank, in the mean of two hosts: from here on each rank sends to its peers, and to every rank.
+PEER_BYTES, ALONE_BYTES = 8192, 65536
+NOTHING, TOGETHER, PEERS, ALONE = range(4)
+"""What crosses from one host to another: no byte, one message, one of each rank, one of each rank to each."""
 _Coming = tuple[MPI.Request, int, int]
 
 
@@ -37,11 +42,26 @@ class Pair:
         Its ranks, in order.
     gate, other_gate : int
         The rank of this host, and of that one.
+    own, other : int
+        Numbers of this host, and of that one.
     """
 
     there: Ints
     gate: int
     other_gate: int
+    own: int
+    other: int
+
+    def peer(self, place: int) -> int:
+        """The rank there to which the rank of this host with that place sends, where each sends to one.
+
+        Another one for each host that sends, so that hosts of few ranks do not all send to the first.
+        """
+        return int(self.there[(place + self.own) % len(self.there)])
+
+    def takers(self, ranks: int) -> Ints:
+        """The places of those of so many ranks of this host to whom each rank there sends then [M]."""
+        return (np.arange(len(self.there)) + self.other) % ranks
 
     @property
     def consecutive(self) -> bool:
@@ -65,7 +85,7 @@ def pairs_of(host_of: Sequence[int], rank: int) -> list[Pair]:
         return ranks[(other - (other > host)) % len(ranks)]
 
     others = [n for n in range(len(hosts)) if n != own]
-    return [Pair(np.array(ranks_of[hosts[n]]), gate(own, n), gate(n, own)) for n in others]
+    return [Pair(np.array(ranks_of[hosts[n]]), gate(own, n), gate(n, own), own, n) for n in others]
 
 
 class Levels:
@@ -90,7 +110,6 @@ class Levels:
         self._comm, self._windows, self._pairs = comm, windows, pairs
         self._local = windows.local_L.tolist()
         self._place = self._local.index(comm.rank)
-        self._mine = [(n, pair) for n, pair in enumerate(pairs) if pair.gate == comm.rank]
         self._unit, self._unit_bytes = unit, unit.Get_size()
         self._lane, host = lane, tuple(lane.ranks[rank] for rank in self._local)
         self._before, self._after = Hop(BEFORE, host), Hop(AFTER, host)
@@ -111,7 +130,7 @@ class Levels:
         Returns
         -------
         int64 [R]
-            Messages that this rank has sent: of its own to its host, and as a gate.
+            Messages that this rank has sent: to its host, to peers and others, and as a gate for all of its host.
 
         Raises
         ------
@@ -122,60 +141,74 @@ class Levels:
         windows, self._lane.hop = self._windows, self._before
         turn = windows.begin(sent_at_R, sent_bytes_R, recv_bytes_R)
         sizes_LR, due_LR = (np.stack([of(rank, turn) for rank in self._local]) for of in (windows.sizes, windows.due))
-        out, coming_in = self._together(sizes_LR), self._together(due_LR)
+        out, coming_in = self._how(sizes_LR), self._how(due_LR)
         coming = self._received(due_LR, coming_in)
-        messages = {n: self._outgoing(pair, turn) for n, pair in self._mine if out[n]}
         coming += self._received_alone(coming_in, recv, recv_at_R, recv_bytes_R)
-        sends = [
-            self._comm.Isend(self._buffer(message, self._pairs[n].other_gate), self._pairs[n].other_gate, _TAG)
-            for n, message in messages.items()
-        ]
-        alone_R = np.zeros(len(sent_bytes_R), np.int64)
-        for pair, joint in zip(self._pairs, out, strict=True):
-            alone_R[pair.there] = 0 if joint else sent_bytes_R[pair.there]
-        for rank in np.flatnonzero(alone_R).tolist():
-            message = windows.part(self._comm.rank, turn, rank, int(alone_R[rank]))
-            sends.append(self._comm.Isend(self._buffer(message, rank), rank, _ALONE))
+        sends, to = list[MPI.Request](), list[int]()
+        for rank, tag, message in self._sent(out, turn, sent_bytes_R):
+            sends.append(self._comm.Isend(self._buffer(message, rank), rank, tag))
+            to.append(rank)
         windows.take(turn, recv, recv_at_R, recv_bytes_R)  # of this host, while others are on their way
-        self._wait(coming, sends, [*(self._pairs[n].other_gate for n in messages), *np.flatnonzero(alone_R).tolist()])
-        if any(coming_in):
+        self._wait(coming, sends, to)
+        if any(how in (TOGETHER, PEERS) for how in coming_in):
             self._lane.hop = self._after
             windows.meet()
-        for n, pair in enumerate(self._pairs):
-            if coming_in[n]:
-                self._take(n, pair, recv, recv_at_R, recv_bytes_R, due_LR)
-        messages_R = (alone_R > 0).astype(np.int64)
+        for pair, how in zip(self._pairs, coming_in, strict=True):
+            if how in (TOGETHER, PEERS):
+                self._take(pair, how, recv, recv_at_R, recv_bytes_R, due_LR)
+        messages_R = np.zeros(len(sent_bytes_R), np.int64)
         messages_R[self._local] = sent_bytes_R[self._local] > 0
-        messages_R[[self._pairs[n].other_gate for n in messages]] = 1
+        messages_R[to] = 1
         return messages_R
 
-    def _together(self, bytes_LR: Ints) -> list[bool]:
-        """Of each pair, whether what crosses one way is one message: something does, and it is not much.
+    def _how(self, bytes_LR: Ints) -> list[int]:
+        """Of each pair, how what there is crosses one way, by numbers that ranks of both hosts have."""
+        found = list[int]()
+        for pair in self._pairs:
+            n_bytes = int(bytes_LR[:, pair.there].sum())
+            each = n_bytes / (len(self._local) * len(pair.there))
+            if not n_bytes:
+                found.append(NOTHING)
+            else:
+                found.append(TOGETHER if each < PEER_BYTES else PEERS if each < ALONE_BYTES else ALONE)
+        return found
 
-        By numbers that ranks of both hosts have.
-        """
-        sums = [int(bytes_LR[:, pair.there].sum()) for pair in self._pairs]
-        most = [ALONE_BYTES * len(self._local) * len(pair.there) for pair in self._pairs]
-        return [0 < n_bytes < limit for n_bytes, limit in zip(sums, most, strict=True)]
+    def _sent(self, out: Sequence[int], turn: int, sent_bytes_R: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+        """What this rank sends: to whom, by which tag, and the message."""
+        for pair, how in zip(self._pairs, out, strict=True):
+            if how == TOGETHER and pair.gate == self._comm.rank:
+                yield pair.other_gate, _TAG, self._outgoing(pair, turn, self._local)
+            elif how == PEERS and sent_bytes_R[pair.there].any():
+                yield pair.peer(self._place), _PEER, self._outgoing(pair, turn, [self._comm.rank])
+            elif how == ALONE:
+                for rank in pair.there[sent_bytes_R[pair.there] > 0].tolist():
+                    yield rank, _ALONE, self._windows.part(self._comm.rank, turn, rank, int(sent_bytes_R[rank]))
 
-    def _received(self, due_LR: Ints, joint: Sequence[bool]) -> list[_Coming]:
+    def _received(self, due_LR: Ints, coming_in: Sequence[int]) -> list[_Coming]:
         """Begins to receive what comes for this host by this rank: requests, bytes of each, and who sends them."""
-        mine = [(n, pair, int(due_LR[:, pair.there].sum())) for n, pair in self._mine if joint[n]]
-        room, at, found = self._windows.relay(sum(n_bytes for *_, n_bytes in mine)), 0, list[_Coming]()
-        for n, pair, n_bytes in mine:
-            self._windows.note(n, at)
-            buffer = self._buffer(room[at : at + n_bytes], pair.other_gate)
-            found.append((self._comm.Irecv(buffer, pair.other_gate, _TAG), n_bytes, pair.other_gate))
+        mine = list[tuple[int, int, int, int]]()  # who sends it, by which tag, its bytes, and the number to note it by
+        for pair, how in zip(self._pairs, coming_in, strict=True):
+            if how == TOGETHER and pair.gate == self._comm.rank:
+                mine.append((pair.other_gate, _TAG, int(due_LR[:, pair.there].sum()), int(pair.there[0])))
+            elif how == PEERS:
+                for rank in pair.there[pair.takers(len(self._local)) == self._place].tolist():
+                    mine.append((rank, _PEER, int(due_LR[:, rank].sum()), rank))
+        room, at, found = self._windows.relay(sum(n_bytes for _, _, n_bytes, _ in mine)), 0, list[_Coming]()
+        for sender, tag, n_bytes, number in mine:
+            self._windows.note(number, at)
+            if n_bytes:
+                buffer = self._buffer(room[at : at + n_bytes], sender)
+                found.append((self._comm.Irecv(buffer, sender, tag), n_bytes, sender))
             at += n_bytes
         return found
 
     def _received_alone(
-        self, joint: Sequence[bool], recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints
+        self, coming_in: Sequence[int], recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints
     ) -> list[_Coming]:
         """Likewise what comes from each rank by itself."""
         found = list[_Coming]()
-        for pair, together in zip(self._pairs, joint, strict=True):
-            for rank in pair.there[recv_bytes_R[pair.there] > 0].tolist() if not together else ():
+        for pair, how in zip(self._pairs, coming_in, strict=True):
+            for rank in pair.there[recv_bytes_R[pair.there] > 0].tolist() if how == ALONE else ():
                 at, n_bytes = int(recv_at_R[rank]), int(recv_bytes_R[rank])
                 buffer = self._buffer(recv[at : at + n_bytes], rank)
                 found.append((self._comm.Irecv(buffer, rank, _ALONE), n_bytes, rank))
@@ -205,30 +238,35 @@ class Levels:
             )
         return array, n, self._unit
 
-    def _outgoing(self, pair: Pair, turn: int) -> NDArray[np.uint8]:
-        """What this host's ranks send to those of the other one: by who sends it, and then by who receives it."""
+    def _outgoing(self, pair: Pair, turn: int, ranks: Sequence[int]) -> NDArray[np.uint8]:
+        """What ranks of this host send to those of the other one: by who sends it, and then by who receives it."""
         parts = []
-        for rank in self._local:
+        for rank in ranks:
             sizes = self._windows.sizes(rank, turn)[pair.there]
             if pair.consecutive:  # so are its messages to them
                 parts.append(self._windows.part(rank, turn, int(pair.there[0]), int(sizes.sum())))
             else:
                 to = zip(pair.there.tolist(), sizes.tolist(), strict=True)
                 parts += [self._windows.part(rank, turn, there, n_bytes) for there, n_bytes in to if n_bytes]
+        if len(parts) == 1:
+            return parts[0]  # it stays until the next message but one
         return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
 
     def _take(
-        self, number: int, pair: Pair, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints, due_LR: Ints
+        self, pair: Pair, how: int, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints, due_LR: Ints
     ) -> None:
         """Copies what has come from the other host's ranks for this one."""
-        mine = recv_bytes_R[pair.there]
-        if not mine.any():
+        if not recv_bytes_R[pair.there].any():
             return
-        due_LM = due_LR[:, pair.there]
-        of_senders = due_LM.sum(axis=0)
-        at_M = np.cumsum(of_senders) - of_senders + due_LM[: self._place].sum(axis=0)
-        noted = self._windows.noted(pair.gate, number)
-        whole = self._windows.relayed(pair.gate, noted, int(of_senders.sum()))
-        to_M = recv_at_R[pair.there]
-        for at, to, n_bytes in zip(at_M.tolist(), to_M.tolist(), mine.tolist(), strict=True):
-            recv[to : to + n_bytes] = whole[at : at + n_bytes]
+        windows, of_senders = self._windows, due_LR[:, pair.there].sum(axis=0)
+        before_M = due_LR[: self._place, pair.there].sum(axis=0)  # for ranks of this host before this one
+        if how == TOGETHER:
+            at_M = windows.noted(pair.gate, int(pair.there[0])) + np.cumsum(of_senders) - of_senders
+            by = [pair.gate] * len(pair.there)
+        else:
+            by = [self._local[place] for place in pair.takers(len(self._local)).tolist()]
+            at_M = np.array([windows.noted(rank, number) for rank, number in zip(by, pair.there.tolist(), strict=True)])
+        for m, sender in enumerate(pair.there.tolist()):
+            n_bytes, to = int(recv_bytes_R[sender]), int(recv_at_R[sender])
+            if n_bytes:
+                recv[to : to + n_bytes] = windows.relayed(by[m], int(at_M[m] + before_M[m]), n_bytes)

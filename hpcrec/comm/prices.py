@@ -1,17 +1,19 @@
 """What messages of all ranks to all cost by either path: seconds of a phase, and of a byte, measured on these ranks.
 
-Between hosts messages go flat or by levels (``Collectives.by_levels``), inside a host the same way by both. Small and
-larger ones are sent a few times each, and times of the slowest rank are taken: every rank has the same prices. Knows
-bytes, not what they mean.
+Between hosts messages go flat or by levels (``Collectives.by_levels``), inside a host the same way by both. Messages
+with next to nothing in them, small ones (which by levels one rank of a host sends for all) and larger ones are sent a
+few times each, and times of the slowest rank are taken: every rank has the same prices. Knows bytes, not what they
+mean.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
 from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.levels import PEER_BYTES
 from hpcrec.comm.sizes import UNIT_BYTES
 from hpcrec.comm.world import World
 from hpcrec.types import Ints
@@ -21,6 +23,7 @@ REPEATS, WARMUP = 5, 1
 RANK_BYTES = 1 << 20  # that a rank sends in larger ones
 FEWEST_UNITS = 16  # of one of them, however many ranks there are: else a byte would have no price
 WORDS = 4  # of numbers, to each rank
+_SMALL_BYTES = PEER_BYTES // 2  # of a small message
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Prices:
         Of a byte inside a host, of those that its ranks send each other.
     meeting_s : float
         Of a phase in which ranks of a host alone send something, whatever it is.
+    small_far_byte_s : float or None
+        Of a byte to another host where ranks have less than ``levels.PEER_BYTES`` for each other; None: as of others.
     """
 
     control_s: float
@@ -46,11 +51,21 @@ class Prices:
     far_byte_s: float
     near_byte_s: float
     meeting_s: float
+    small_far_byte_s: float | None = None
 
-    def step_s(self, phases: int, meetings: int, far_bytes: float, near_bytes: float) -> float:
-        """Of so many phases, and meetings of hosts; a host sends so many bytes, and its ranks so many to each other."""
+    def step_s(self, phases: int, meetings: int, far_bytes: Sequence[float], near_bytes: float, pairs: float) -> float:
+        """Of so many phases, and meetings of hosts; a host sends so many bytes, and its ranks so many to each other.
+
+        ``far_bytes`` are those of each phase, ``pairs`` how many there are of a rank of the host and one of another.
+        """
         fixed_s = self.control_s + phases * self.phase_s + meetings * self.meeting_s
-        return fixed_s + far_bytes * self.far_byte_s + near_bytes * self.near_byte_s
+        far_s = sum(n_bytes * self._far_byte_s(n_bytes / pairs) for n_bytes in far_bytes)
+        return fixed_s + far_s + near_bytes * self.near_byte_s
+
+    def _far_byte_s(self, pair_bytes: float) -> float:
+        if pair_bytes < PEER_BYTES and self.small_far_byte_s is not None:
+            return self.small_far_byte_s
+        return self.far_byte_s
 
     def as_dict(self) -> dict[str, float]:
         """For records."""
@@ -79,13 +94,19 @@ def _measured(world: World) -> dict[str, Prices]:
         far_s = _seconds(world, np.where(far_R, each, UNIT_BYTES))
         near_s = _seconds(world, np.where(far_R, UNIT_BYTES, each))
         hosts = [int((host_R == host).sum()) for host in sorted(set(topology.host_of))]
-        far_bytes = max(n * (topology.size - n) for n in hosts) * (each - UNIT_BYTES)
+        pairs = max(n * (topology.size - n) for n in hosts)
         near_bytes = max(n * (n - 1) for n in hosts) * (each - UNIT_BYTES)
-        far_byte_s, near_byte_s = _slope(far_s - small_s, far_bytes), _slope(near_s - small_s, near_bytes)
+        far_byte_s = _slope(far_s - small_s, pairs * (each - UNIT_BYTES))
+        near_byte_s = _slope(near_s - small_s, near_bytes)
+        small_far_byte_s = None
+        if each > 2 * _SMALL_BYTES:  # else those were small themselves
+            less_far_s = _seconds(world, np.where(far_R, _SMALL_BYTES, UNIT_BYTES))
+            slope = _slope(less_far_s - small_s, pairs * (_SMALL_BYTES - UNIT_BYTES))
+            small_far_byte_s = max(slope, far_byte_s)  # of so few bytes it may be noise
         control_s = _slowest_s(
             world, lambda: world.main.alltoall(np.zeros((topology.size, WORDS), np.int64), "control")
         )
-        found[path] = Prices(control_s, small_s, far_byte_s, near_byte_s, meeting_s)
+        found[path] = Prices(control_s, small_s, far_byte_s, near_byte_s, meeting_s, small_far_byte_s)
     world.take_path(PATHS[before])
     return found
 

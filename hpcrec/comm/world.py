@@ -308,6 +308,11 @@ class World:
         return all(of.by_levels for of in self._of_all())
 
     @property
+    def whole(self) -> tuple[int, ...]:
+        """World ranks to and from whom floats cross as they are, whatever the codec: by levels those of this host."""
+        return tuple(self.topology.host_ranks) if self.by_levels else ()
+
+    @property
     def without_windows(self) -> str:
         """Why ranks of a host do not share memory for all of these messages; else empty."""
         return next((of.without_windows for of in self._of_all() if of.without_windows), "")

@@ -154,7 +154,8 @@ class TableConfig:
     shard: Literal["auto", "table", "row", "host", "column", "replicate"] = "auto"
     """One owner holds it whole (table), rows or columns are dealt to owners, rows to those of one host (host), or every
     dense rank holds it whole (replicate). auto weighs rows and lookups against an owner's fair share; where hosts add
-    vectors (exchange.path, exchange.reduce) it deals rows within a host, as far as that is even."""
+    vectors (exchange.path, exchange.reduce) it deals rows of bags with more than one id in the mean within a host, as
+    far as that is even."""
     owners: tuple[Count, ...] | None = None
     """Numbers of the owners (counted among owners, from 0) that hold it. Only with shard table, row or column."""
     parts: Positive | None = None
@@ -280,13 +281,13 @@ class ExchangeConfig:
     """Ranks of one host pass ids and vectors through shared memory; false sends messages. Changes no result."""
     path: Literal["flat", "levels", "auto"] = "flat"
     """How messages cross between hosts. flat: each rank sends its own to every rank of the others. levels: ranks of a
-    host put theirs together, so that between two hosts one message crosses each way, by ranks that share the other
+    host put small ones together, so that between two hosts one message crosses each way, by ranks that share the other
     hosts among them; vectors of bags are added before they cross, rows asked for once a host, and tables dealt within
-    hosts (docs/exchange.md). It needs exchange.windows. auto: that of fewest seconds a step, with forms that are auto,
-    by bytes that are counted on the first exchange.auto_steps batches and prices that are measured; a run that goes on
-    has what its checkpoint says. Changes no result beyond the order of sums; but with codec dct elements are chosen of
-    sums, and a dynamic table that becomes full has
-    other ids, where it is dealt to fewer owners."""
+    hosts (docs/exchange.md). It needs exchange.windows. auto: that of fewest seconds a step, of flat, flat with tables
+    dealt within hosts, and levels, with forms that are auto, by bytes that are counted on the first exchange.auto_steps
+    batches and prices that are measured; a run that goes on has what its checkpoint says. Changes no result beyond the
+    order of sums; but with levels no codec writes what stays inside a host, with codec dct elements are chosen of sums,
+    and a dynamic table that becomes full has other ids, where it is dealt to fewer owners."""
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
     of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with

@@ -46,6 +46,8 @@ class Movable:
         whole; None where it cannot be, evenly.
     anywhere : bool
         Where its rows are dealt, to whom is left open.
+    several : bool
+        Whether a feature has more than one id a sample in the mean, so that owners of one host may have parts of bags.
     group : str or None
         Families of one group go to owners of one host, where it is open to whom; those whose owners are given, or that
         are to be dealt to all, stay out of it.
@@ -57,6 +59,7 @@ class Movable:
     parts: int | None = None
     way: str | None = None
     anywhere: bool = False
+    several: bool = True
     group: str | None = None
 
 
@@ -96,9 +99,10 @@ def place(
     One that alone exceeds an owner's fair share of memory or time is split over all owners, unless it is to stay whole.
     The others go whole, dearest first, to the owner that is then the least loaded in what it has most of. While an
     owner would have more than ``BALANCE`` of the mean of either, less a margin, the dearest that are still whole are
-    split too. ``hosts``: that of each owner. ``within``: rows that may be dealt to anybody are dealt to the owners of
-    one host, as many families as leave owners with no more than otherwise, or than that, the cheapest first. Families
-    of a group are dealt to the owners of their host, where they are split.
+    split too. ``hosts``: that of each owner. ``within``: rows that may be dealt to anybody, and that several ids of a
+    bag ask for (of bags of one, nothing is saved), are dealt to the owners of one host, as many families as leave
+    owners with no more than otherwise, or than that, the cheapest first. Families of a group are dealt to the owners of
+    their host, where they are split.
     """
     memory = sum(f.cost.memory for f in families.values()) or 1.0
     time = sum(f.cost.time for f in families.values()) or 1.0
@@ -115,6 +119,7 @@ def place(
             break
         split |= {n: families[n].way or "row" for n in left[: 1 + len(left) // _SPLIT_AT_ONCE]}
     dealt = [n for n in order if split.get(n) == "row" or (families[n].anywhere and families[n].kind == "row")]
+    dealt = [n for n in dealt if families[n].several]
     while within and len(set(of_host)) > 1 and dealt:
         found, full = _placed(families, order, share, {**split, **dict.fromkeys(dealt, "host")}, of_host)
         if full * n_owners <= max(_AIM, fullest * n_owners):

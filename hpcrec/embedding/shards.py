@@ -155,9 +155,8 @@ def build_families(
         if group is not None:
             way = _way_in_host(specs, hosts or (0,) * len(owners), whole=not whole_bags.isdisjoint(feats))
             kind, anywhere = ("table", False) if way == "table" and anywhere else (kind, anywhere)
-        movable[name] = Movable(
-            cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way, anywhere=anywhere, group=group
-        )
+        fixed = Movable(cost=cost, kind=kind, owners=want.owners, parts=want.parts, way=way, anywhere=anywhere)
+        movable[name] = replace(fixed, group=group, several=any(mean_ids[f] > 1 for f in feats))
     for name, (kind, numbers) in place(movable, len(owners), hosts, within=within).items():
         placed[name] = (kind, tuple(owners[n] for n in numbers))
     families = tuple(

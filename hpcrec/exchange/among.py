@@ -9,8 +9,8 @@
 First operators that meet are computed (``at_place``), then partial results are added within hosts, on a communicator
 of each host's owners, then between hosts, on that of all owners: a collective each a phase, of tags ``values`` and
 ``gradients``, only where the plan (``reduction``) has any, and within a host only where that host has some. Bytes:
-``reduction.Reduction.rounds``; sums are written by the codec of the exchange. Knows the plan, operators and ranks; does
-not know where vectors come from.
+``reduction.Reduction.rounds``; sums are written by the codec of the exchange, by levels those alone that cross hosts.
+Knows the plan, operators and ranks; does not know where vectors come from.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.world import World
 from hpcrec.exchange.at_place import AtPlace
+from hpcrec.exchange.codecs import as_they_are
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction, Sum
 from hpcrec.exchange.slices import Slice
@@ -79,7 +79,8 @@ class AmongOwners:
             if sums and collectives is not None:
                 mine = [s for s in sums if rank in s.members]
                 numbers = [reduction.number(s, rank) for s in mine]
-                self._rounds.append(_Round(collectives, mine, numbers, operators, np.dtype(dtype), codec))
+                swap = Swap(collectives, np.dtype(dtype), codec, as_they_are(world, layout))
+                self._rounds.append(_Round(swap, rank, mine, numbers, operators))
         self.idle = not self._rounds
 
     def forward(self, sent: Sent | None, *, train: bool) -> None:
@@ -108,27 +109,25 @@ class _Round:
 
     Parameters
     ----------
-    collectives : Collectives
+    swap : Swap
+    rank : int
+        This one, in the world.
     sums : sequence of Sum
         Those that this rank is a member of.
     numbers : sequence of int
         Of its partial results, which is added in each.
     operators : mapping of str to Operator
-    dtype : numpy float type
-    codec : str
     """
 
     def __init__(
         self,
-        collectives: Collectives,
+        swap: Swap,
+        rank: int,
         sums: Sequence[Sum],
         numbers: Sequence[int],
         operators: Mapping[str, Operator],
-        dtype: np.dtype,
-        codec: str,
     ) -> None:
-        self._swap = Swap(collectives, dtype, codec)
-        self._rank = collectives.ranks[collectives.rank]
+        self._swap, self._rank = swap, rank
         self._sums = list(zip(sums, numbers, strict=True))
         self._operators = operators
 

@@ -11,13 +11,14 @@ counts, so every rank chooses alike. Knows layouts, counts and what forms say of
 [DES], which has one form for all.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from hpcrec.exchange.forms import FORMS
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.measure import Asks, ItemBytes, entry_bytes, owner_flops, step_bytes
 from hpcrec.exchange.offers import TRIED_APART, Offers
+from hpcrec.exchange.reduction import Reduction
 from hpcrec.operators.base import Learned
 
 WORTH = 0.005  # of the fewest bytes: what is to be saved before a simpler choice is left for another
@@ -70,6 +71,8 @@ class Chooser:
         Of dense ranks, each of which sums its gradients by itself.
     near : float
         What a byte of vectors and ids inside a host counts for, beside one between hosts.
+    levels : callable, optional
+        ``levels(layout)``: which owners add partial results, where messages go by levels.
     """
 
     def __init__(
@@ -84,8 +87,9 @@ class Chooser:
         samples: int,
         groups: int = 1,
         near: float = 1.0,
+        levels: Callable[[Layout], Reduction] | None = None,
     ) -> None:
-        self._offers, self._near = offers, near
+        self._offers, self._near, self._levels = offers, near, levels
         self._asks = asks
         self._item_bytes = item_bytes
         self._budget_bytes = budget_bytes
@@ -142,6 +146,7 @@ class Chooser:
             dense_item_bytes=self._dense_item_bytes,
             dense_ranks=len(self._offers.dense),
             groups=self._groups,
+            levels=self._levels,
         )
 
     def total(self, forms: Mapping[str, str], replicated: Iterable[str] = ()) -> float:
@@ -156,21 +161,25 @@ class Chooser:
 
     def by_entry(self, layout: Layout) -> dict[tuple[str, ...], float]:
         """Bytes of a step by what travels together, without partial results: what they cost belongs to no entry."""
-        out = self._by_entry(layout, self._asks)
-        if self._near != 1:
-            inside = self._inside(layout)
-            out = {features: n - (1 - self._near) * inside[features] for features, n in out.items()}
-        return out
+        if self._near == 1 and self._levels is None:
+            return self._by_entry(layout, self._asks, self._item_bytes)
+        assert self._asks.far is not None, "asks are those of a counter"
+        far = self._by_entry(layout, self._asks.far, self._item_bytes, inside=False)
+        inside = self._inside(layout)
+        return {features: far.get(features, 0.0) + self._near * n for features, n in inside.items()}
 
     def _inside(self, layout: Layout) -> dict[tuple[str, ...], float]:
         """Those of them that stay inside a host."""
         assert self._asks.far is not None, "asks are those of a counter"
-        far = self._by_entry(layout, self._asks.far, inside=False)
-        return {features: n - far.get(features, 0.0) for features, n in self._by_entry(layout, self._asks).items()}
+        of = self._item_bytes if self._levels is None or layout.copied else self._item_bytes.as_held()
+        far = self._by_entry(layout, self._asks.far, of, inside=False)
+        return {features: n - far.get(features, 0.0) for features, n in self._by_entry(layout, self._asks, of).items()}
 
-    def _by_entry(self, layout: Layout, asks: Asks, *, inside: bool = True) -> dict[tuple[str, ...], float]:
+    def _by_entry(
+        self, layout: Layout, asks: Asks, item_bytes: ItemBytes, *, inside: bool = True
+    ) -> dict[tuple[str, ...], float]:
         out: dict[tuple[str, ...], float] = {}
-        for entry, tags in entry_bytes(layout, asks, self._item_bytes, inside=inside):
+        for entry, tags in entry_bytes(layout, asks, item_bytes, inside=inside):
             out[entry.features] = out.get(entry.features, 0) + sum(tags.values())
         return out
 

@@ -8,14 +8,17 @@
 
 A message is a run of elements for one rank; it is written as one, whatever vectors are in it, and read back before
 anything is computed of it. All messages are, those that cross nothing too, so that what is read does not depend on who
-sends it to whom. Bytes of a message of n elements, padded to a multiple of 16: ``kernels.half_bytes`` of it, rounded up
+sends it to whom; but where messages go by levels (``comm.levels``) those inside a host cross as they are, for there
+nothing is saved. Bytes of a message of n elements, padded to a multiple of 16: ``kernels.half_bytes`` of it, rounded up
 to 64. What is not written element by element is ``thresholds``. Knows messages; does not know what they are for.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from hpcrec import kernels
 from hpcrec.comm.collectives import Collectives
@@ -23,6 +26,8 @@ from hpcrec.comm.sizes import clear_padding, padded_bytes
 from hpcrec.exchange.bags import cumulative
 from hpcrec.exchange.work import Spans
 from hpcrec.types import Floats, Ints
+
+_Marks = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -140,11 +145,14 @@ class Halves(Elementwise):
     ----------
     collectives : Collectives
     kind : str
+    whole : collection of int
+        World ranks to and from whom messages cross as they are.
     """
 
-    def __init__(self, collectives: Collectives, kind: str) -> None:
+    def __init__(self, collectives: Collectives, kind: str, whole: Collection[int] = ()) -> None:
         self._collectives = collectives
         self._kind = kind
+        self._whole_R = np.isin(collectives.ranks, list(whole))
 
     def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "values") -> Floats:  # noqa: ARG002
         """See ``Codec``. Not shared memory: what is written there is what it makes of this."""
@@ -154,43 +162,56 @@ class Halves(Elementwise):
 
     def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
         """See ``Codec``."""
-        wire_R, wire_due_R = self._wire_bytes(sent_R), self._wire_bytes(due_R)
-        message = self._written(sent, sent_R, wire_R)
+        whole_R = self._whole_R
+        wire_R, wire_due_R = self._wire_bytes(sent_R, whole_R), self._wire_bytes(due_R, whole_R)
+        message = self._written(sent, sent_R, wire_R, whole_R)
         came = self._collectives.alltoallv(message, wire_R, wire_due_R, tag)
-        return self._read(came, due_R, wire_due_R, behind_bytes)
+        return self._read(came, due_R, wire_due_R, whole_R, behind_bytes)
 
     def pass_on(self, sent: Floats, out: Bundles, due: Bundles, tag: str) -> Floats:
         """See ``Elementwise``. What was read is rounded already: to write it again changes no bit."""
-        wire_N, wire_due_N, size = self._wire_bytes(out.bytes_N), self._wire_bytes(due.bytes_N), self._collectives.size
-        message = self._written(sent, out.bytes_N, wire_N)
+        whole_N, whole_due_N, size = self._whole_R[out.rank_N], self._whole_R[due.rank_N], self._collectives.size
+        wire_N, wire_due_N = self._wire_bytes(out.bytes_N, whole_N), self._wire_bytes(due.bytes_N, whole_due_N)
+        message = self._written(sent, out.bytes_N, wire_N, whole_N)
         came = self._collectives.alltoallv(message, out.by_rank(wire_N, size), due.by_rank(wire_due_N, size), tag)
-        return self._read(came, due.bytes_N, wire_due_N, 0)
+        return self._read(came, due.bytes_N, wire_due_N, whole_due_N, 0)
 
-    def _written(self, sent: Floats, sent_N: Ints, wire_N: Ints) -> np.ndarray:
+    def _written(self, sent: Floats, sent_N: Ints, wire_N: Ints, whole_N: _Marks) -> np.ndarray:
         message = self._collectives.message(wire_N, np.uint8)
-        for floats, written in pieces_of(sent_N, wire_N):
+        for n, floats, written in pieces_of(sent_N, wire_N):
             values = sent[floats]
-            kernels.write_halves(values, message[written][: self._exact(len(values))], self._kind)
+            if whole_N[n]:
+                message[written] = values.view(np.uint8)
+            else:
+                kernels.write_halves(values, message[written][: self._exact(len(values))], self._kind)
         return message
 
-    def _read(self, came: np.ndarray, due_N: Ints, wire_due_N: Ints, behind_bytes: int) -> Floats:
+    def _read(self, came: np.ndarray, due_N: Ints, wire_due_N: Ints, whole_N: _Marks, behind_bytes: int) -> Floats:
         received = np.empty((int(due_N.sum()) + behind_bytes) // _FLOAT_BYTES, np.float32)
-        for floats, written in pieces_of(due_N, wire_due_N):
+        for n, floats, written in pieces_of(due_N, wire_due_N):
             values = received[floats]
-            kernels.read_halves(came[written][: self._exact(len(values))], values, self._kind)
+            if whole_N[n]:
+                values.view(np.uint8)[:] = came[written]
+            else:
+                kernels.read_halves(came[written][: self._exact(len(values))], values, self._kind)
         return received
 
     def _exact(self, n: int) -> int:
         return kernels.half_bytes(n, self._kind)
 
-    def _wire_bytes(self, bytes_R: Ints) -> Ints:
-        exact = [self._exact(n // _FLOAT_BYTES) for n in bytes_R.tolist()]
-        return padded_bytes(np.array(exact, np.int64))
+    def _wire_bytes(self, bytes_N: Ints, whole_N: _Marks) -> Ints:
+        exact = [self._exact(n // _FLOAT_BYTES) for n in bytes_N.tolist()]
+        return np.where(whole_N, bytes_N, padded_bytes(np.array(exact, np.int64)))
 
 
-def make_codec(name: str, collectives: Collectives, dtype: np.dtype[Any]) -> Plain | Halves:
-    """The codec of that name, ``fp32``, ``bf16`` or ``fp16``; all but ``fp32`` are for float32 alone."""
-    return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name)
+def make_codec(
+    name: str, collectives: Collectives, dtype: np.dtype[Any], whole: Collection[int] = ()
+) -> Plain | Halves:
+    """The codec of that name, ``fp32``, ``bf16`` or ``fp16``; all but ``fp32`` are for float32 alone.
+
+    ``whole``: world ranks to and from whom messages cross as they are.
+    """
+    return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name, whole)
 
 
 def wire_item_bytes(name: str, dtype: np.dtype[Any]) -> float:
@@ -202,8 +223,8 @@ def wire_item_bytes(name: str, dtype: np.dtype[Any]) -> float:
 _FLOAT_BYTES = 4
 
 
-def pieces_of(bytes_R: Ints, wire_R: Ints) -> list[tuple[slice, slice]]:
-    """Of each rank's message that is not empty: its floats, and its bytes on the wire."""
-    floats, written = (cumulative(bytes_R) // _FLOAT_BYTES).tolist(), cumulative(wire_R).tolist()
-    places = zip(floats, floats[1:], written, written[1:], strict=False)
-    return [(slice(a, b), slice(c, d)) for a, b, c, d in places if b > a]
+def pieces_of(bytes_N: Ints, wire_N: Ints) -> list[tuple[int, slice, slice]]:
+    """Of each message that is not empty: its number, its floats, and its bytes on the wire."""
+    floats, written = (cumulative(bytes_N) // _FLOAT_BYTES).tolist(), cumulative(wire_N).tolist()
+    places = enumerate(zip(floats, floats[1:], written, written[1:], strict=False))
+    return [(n, slice(a, b), slice(c, d)) for n, (a, b, c, d) in places if b > a]

@@ -1,15 +1,26 @@
 """Which codec an exchange has. Knows all of them; does not know what they write."""
 
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
 
 from hpcrec import kernels
 from hpcrec.comm.collectives import Collectives
+from hpcrec.comm.world import World
 from hpcrec.exchange.codec import Codec, make_codec
 from hpcrec.exchange.direct import Direct
+from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.masks import Masks, Thresholding
 from hpcrec.exchange.thresholds import Thresholded
+
+
+def as_they_are(world: World, layout: Layout) -> tuple[int, ...]:
+    """World ranks to and from whom messages cross as they are: by levels those of this host.
+
+    None where rows have copies on every dense rank: gradients are written to all of these alike.
+    """
+    return () if layout.copied else world.whole
 
 
 def codec_for(
@@ -19,6 +30,7 @@ def codec_for(
     masks: Masks | None,
     thresholding: Thresholding | None,
     direct: tuple[kernels.Device | None, kernels.Device | None] | None,
+    whole: Collection[int] = (),
 ) -> Codec:
     """The codec that writes values as ``kind``.
 
@@ -29,8 +41,11 @@ def codec_for(
     thresholding : Thresholding or None
     direct : (Device or None, Device or None), or None
         Where messages cross from and to devices' memory: that of this rank's rows, and of its model's inputs.
+    whole : collection of int
+        World ranks to and from whom messages cross as they are.
     """
+    assert direct is None or not whole, "there messages do not go by levels"
     if thresholding is not None:
         assert direct is None, "the host thresholds"
-        return Thresholded(collectives, masks, kind, thresholding)
-    return make_codec(kind, collectives, dtype) if direct is None else Direct(collectives, kind, dtype, *direct)
+        return Thresholded(collectives, masks, kind, thresholding, whole)
+    return make_codec(kind, collectives, dtype, whole) if direct is None else Direct(collectives, kind, dtype, *direct)

@@ -56,10 +56,10 @@ class Direct(Elementwise):
         wire_R, wire_due_R = self._wire_bytes(sent_R), self._wire_bytes(due_R)
         wire = self._room(self._holder if tag == "values" else self._model, int(wire_R.sum()), np.uint8)
         came = self._room(device, int(wire_due_R.sum()), np.uint8)
-        for floats, written in pieces_of(sent_R, wire_R):
+        for _, floats, written in pieces_of(sent_R, wire_R):
             kernels.write_halves(sent[floats], wire[written][: self._exact(floats)], self._kind)
         self._cross(wire, wire_R, came, wire_due_R, tag)
-        for floats, written in pieces_of(due_R, wire_due_R):
+        for _, floats, written in pieces_of(due_R, wire_due_R):
             kernels.read_halves(came[written][: self._exact(floats)], received[floats], self._kind)
         return received
 

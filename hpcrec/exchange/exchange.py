@@ -19,8 +19,8 @@ than the dense rank's may add theirs among them (``among``, by the plan of ``red
 operators are trained there too, so that they take no part in the sum over dense ranks.
 
 One all-to-all a phase whatever the number of tables and forms, through shared memory within a host and ``Ialltoallv``
-between hosts (``comm``). Bytes sent per step, vectors of width D, s bytes an element as the ``codec`` writes it, not
-counting what a rank sends to itself, each message rounded up to 64 bytes:
+between hosts (``comm``). Bytes sent per step, vectors of width D, s bytes an element as the ``codec`` writes it (by
+levels inside a host as it is), not counting what a rank sends to itself, each message rounded up to 64 bytes:
 
 ``ids``        dense -> holder: one message for all entries, ``bytes_R`` of ``kernels.plan_requests``; before it 32
                bytes to every rank (tag ``control``), which tell the size
@@ -56,7 +56,7 @@ from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.between_hosts import BetweenHosts
 from hpcrec.exchange.codec import Codec, Elementwise, Kept
-from hpcrec.exchange.codecs import codec_for
+from hpcrec.exchange.codecs import as_they_are, codec_for
 from hpcrec.exchange.forms.conditional import Conditional, Keeping
 from hpcrec.exchange.host_rows import make_host_rows
 from hpcrec.exchange.id_reader import IdReader, runners_of
@@ -222,7 +222,8 @@ class Exchange:
     def _codec_on(self, lane: Collectives, kind: str, *, direct: bool) -> Codec:
         store = None if self.store is None else self.store.device
         devices = (store, self._where.assembler) if direct else None
-        return codec_for(lane, kind, self.dtype, self.masks, self.thresholding, devices)
+        whole = as_they_are(self._world, self.layout)
+        return codec_for(lane, kind, self.dtype, self.masks, self.thresholding, devices, whole)
 
     @property
     def two_lanes(self) -> bool:

@@ -217,6 +217,11 @@ class Layout:
         left = {name: stay.why_apart(name) for name in wanted if name not in self.substituted}
         self.apart = {name: why or "another operator reads vectors of it" for name, why in left.items()}
 
+    @property
+    def copied(self) -> bool:
+        """Whether every dense rank has some rows, whose copies stay alike only where all get the same gradients."""
+        return any(family.kind == "replicate" for family in self.families)
+
     def _form(self, feature: str, form: str, *, chosen: bool) -> str:
         if self.family_of[feature].kind == "replicate":
             if chosen:

@@ -53,6 +53,15 @@ class ItemBytes:
         """Of vectors of a width, and of their gradients."""
         return (self.whole, self.whole) if width == 1 or self.thresholded is None else self.thresholded(width)
 
+    @property
+    def written(self) -> bool:
+        """Whether a codec writes elements in another way than they are held."""
+        return self.thresholded is not None or self.held not in (None, self.whole)
+
+    def as_held(self) -> "ItemBytes":
+        """Those of what crosses as it is."""
+        return self if self.held is None else ItemBytes(self.held)
+
 
 @dataclass(frozen=True)
 class Asks:
@@ -242,6 +251,7 @@ def step_bytes(
     dense_item_bytes: float,
     dense_ranks: int,
     groups: int = 1,
+    levels: Callable[[Layout], Reduction] | None = None,
 ) -> dict[str, float]:
     """Bytes that cross in a training step, by tag; without padding, and what a rank sends to itself.
 
@@ -258,7 +268,21 @@ def step_bytes(
         Bytes of an element of their gradients.
     dense_ranks, groups : int
         All of them, and the groups that sum by themselves.
+    levels : callable, optional
+        Messages go by levels, so that what stays inside a host crosses as it is; ``levels(layout)`` is which owners
+        add partial results.
     """
+    if levels is not None and item_bytes.written and not layout.copied:
+        of = {
+            "dense_elements": dense_elements,
+            "dense_item_bytes": dense_item_bytes,
+            "dense_ranks": dense_ranks,
+            "groups": groups,
+        }
+        whole = step_bytes(layout, asks, item_bytes=item_bytes.as_held(), **of)  # type: ignore[arg-type]
+        both, reduction = (item_bytes, item_bytes.as_held()), levels(layout)
+        far, whole_far = (cross_host_bytes(layout, asks, reduction, item_bytes=items) for items in both)
+        return {tag: n - whole_far.get(tag, 0.0) + far.get(tag, 0.0) for tag, n in whole.items()}
     met = {m.operator for m in layout.meetings}
     partials = sum(
         asks.samples[h] * p.elements for h, leg in layout.legs.items() for p in leg.partials if p.operator not in met
@@ -335,11 +359,21 @@ def _pairs(asks: Asks, crosses: Callable[[int, int], bool]) -> tuple[int, int]:
     return asked, sum(crosses(a, b) for a in every for b in every)
 
 
-def kept_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> float:
+def kept_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes, *, levels: bool = False) -> float:
     """Those of ``step_bytes`` that cross because dense ranks keep rows: of these features all but the requests."""
     if not layout.conditional:
         return 0.0
-    total = sum(_forecast(asks).beside(layout, *_pairs(asks, _differ)).values())
+    beside, found = sum(_forecast(asks).beside(layout, *_pairs(asks, _differ)).values()), item_bytes
+    if levels and not layout.copied:
+        assert asks.far is not None, "asks are those of a counter"
+        found, far = item_bytes.as_held(), asks.far
+        beside += _kept_rows_bytes(layout, far, item_bytes) - _kept_rows_bytes(layout, far, found)
+    return beside + _kept_rows_bytes(layout, asks, found)
+
+
+def _kept_rows_bytes(layout: Layout, asks: Asks, item_bytes: ItemBytes) -> float:
+    """Of these, what is of rows one by one."""
+    total = 0.0
     for holder, leg in layout.legs.items():
         for entry in leg.entries:
             if entry.form.conditional:

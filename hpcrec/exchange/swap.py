@@ -1,6 +1,6 @@
 """Arrays of samples from some ranks to others. Knows their shapes, and who is due which; not what they are."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,15 @@ class Swap:
     dtype : numpy float type
     codec : str
         How they are written on the wire; by default as they are.
+    whole : collection of int
+        World ranks to and from whom they cross as they are, whatever the codec.
     """
 
-    def __init__(self, collectives: Collectives, dtype: np.dtype[Any], codec: str = "fp32") -> None:
+    def __init__(
+        self, collectives: Collectives, dtype: np.dtype[Any], codec: str = "fp32", whole: Collection[int] = ()
+    ) -> None:
         self._ranks, self.dtype = collectives.ranks, dtype
-        self._codec = make_codec(codec, collectives, dtype)
+        self._codec = make_codec(codec, collectives, dtype, whole)
 
     def __call__(
         self, given: Mapping[int, Sequence[Floats]], due: Mapping[int, Sequence[tuple[int, int]]], tag: str

@@ -7,7 +7,8 @@
 There is one message for each owner and dense rank, of which a stage says where it passes. At every place a rank has its
 messages in the order (owner, dense rank), as owners and dense ranks have theirs, one after the other; a transfer is one
 all-to-all of them, bundled by the rank that each goes to, and each written by the codec as if it were sent alone. So
-passing a rank changes no bit. Bytes of a transfer: those of all messages but of those that stay where they are
+passing a rank changes no bit; but by levels, where a message that goes round by another host is written, and one that
+stays inside a host is not. Bytes of a transfer: those of all messages but of those that stay where they are
 (``exchange``). Their sizes, and how many bags each entry has, dense ranks tell the ranks between as ids are routed: one
 all-to-all of tag ``control``, 8 bytes a number, 2 numbers and one for each entry of the owner that has most, rounded up
 to 8 numbers a message and place. Knows places of messages and of vectors in them; does not know what a stage makes of
@@ -29,6 +30,7 @@ from hpcrec.comm.world import World
 from hpcrec.errors import ConfigError, NonFiniteError
 from hpcrec.exchange.bags import Entries, cumulative, ranges
 from hpcrec.exchange.codec import Bundles, Elementwise, make_codec
+from hpcrec.exchange.codecs import as_they_are
 from hpcrec.exchange.dense_side import Asked
 from hpcrec.exchange.layout import Layout, Stream
 from hpcrec.exchange.passage import Passage
@@ -300,7 +302,8 @@ def make_way(
         return None
     _check_via(world, layout)
     stages = [stage(world.topology, {name: operators[name] for name in layout.left}) for stage in layout.way]
-    ahead, current = (make_codec(codec, ranks, dtype) for ranks in (lane or world.main, world.main))
+    whole = as_they_are(world, layout)
+    ahead, current = (make_codec(codec, ranks, dtype, whole) for ranks in (lane or world.main, world.main))
     return Way(layout, world.topology, stages, entries, dtype, ahead, current)
 
 

@@ -1,6 +1,6 @@
 """What one step asks of a holder, and where its streams are in the messages. Knows no MPI."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -35,6 +35,12 @@ class Spans:
     at_P: Ints
     end_P: Ints
     elements_PS: Ints
+
+    def without(self, ranks: Collection[int]) -> "Spans":
+        """Those of the other ranks."""
+        keep_P = ~np.isin(self.ranks_P, list(ranks))
+        of = self.ranks_P, self.sets_P, self.at_P, self.end_P, self.elements_PS
+        return Spans(*(array[keep_P] for array in of))
 
     def of(self, p: int, s: int) -> tuple[int, int]:
         """First element of a stream, and the end of them."""

@@ -5,6 +5,7 @@ Knows numbers of elements and bytes; knows no codec by name, no layout and no ra
 
 from dataclasses import dataclass
 
+_FLOAT_BYTES = 4  # only float32 is written in another way
 _CHOSEN_BYTES = 12  # of an element that is chosen: its position and its value
 _JOINED_COPIES = 2  # of these at a holder, by stream and, while they are joined, by message
 
@@ -21,18 +22,22 @@ class Written:
         Only chosen elements cross, with their positions.
     whole_evaluations : bool
         But all of them in evaluations.
+    as_held : float
+        The part that crosses as it is in memory, from 0 to 1: inside a host, where messages go by levels.
     """
 
     item_bytes: float
     thresholded: bool = False
     whole_evaluations: bool = False
+    as_held: float = 0.0
 
     def wire_bytes(self, elements: float, kept: float) -> float:
         """Of messages of so many elements, of which so many are chosen; positions take at most a bit an element."""
-        whole = self.item_bytes * elements
+        held, cut = self.as_held * _FLOAT_BYTES * elements, 1 - self.as_held
+        whole = held + cut * self.item_bytes * elements
         if not self.thresholded:
             return whole
-        chosen = self.item_bytes * kept + elements / 8
+        chosen = held + cut * (self.item_bytes * kept + elements / 8)
         return max(chosen, whole) if self.whole_evaluations else chosen
 
 
@@ -54,5 +59,6 @@ def written_terms(
     # As floats, and as they cross, of those sent and of those that came.
     terms = {"written messages": item_bytes * elements + 2 * written.wire_bytes(elements, held[1] + asked[1])}
     if written.thresholded:
-        terms["chosen elements"] = _CHOSEN_BYTES * (_JOINED_COPIES * held[1] + asked[1])
+        chosen = _JOINED_COPIES * held[1] + asked[1]
+        terms["chosen elements"] = (1 - written.as_held) * _CHOSEN_BYTES * chosen
     return terms

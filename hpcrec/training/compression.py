@@ -121,6 +121,12 @@ def advise_reader(session: Session, checkpoint: Checkpoint, *, auto: bool, whole
             "exchange.forms to what summary.json has under 'exchange'.",
             stacklevel=4,
         )
+    if checkpoint.state.get("whole_inside") and not session.parts.world.by_levels:
+        warnings.warn(
+            "the run went by levels, so that dense ranks had whole vectors of owners on their own host; who reads it "
+            "has thresholded ones of all. Set exchange.dct.evaluate = false to read it by whole ones.",
+            stacklevel=4,
+        )
     then, now = len(checkpoint.state.get("thresholds", [])), session.topology.size
     dataset = session.parts.splits["test"].dataset
     several = [f.name for f in dataset.features if dataset.jagged(f.name) and f.name not in whole]

@@ -35,12 +35,13 @@ def make(hosts: tuple[int, ...], *, by_levels: bool) -> Collectives:
 
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("hosts", HOSTS.values(), ids=HOSTS)
-@pytest.mark.parametrize("alone_bytes", [1, 400, 8192, 1 << 30])
+@pytest.mark.parametrize("limits", [(1, 1), (1, 1 << 30), (400, 800), (8192, 65536), (1 << 30, 1 << 30)])
 def test_messages_arrive_as_they_were_sent(
-    hosts: tuple[int, ...], alone_bytes: int, monkeypatch: pytest.MonkeyPatch
+    hosts: tuple[int, ...], limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether those between two hosts go together, each by itself, or some so and some so."""
-    monkeypatch.setattr(levels, "ALONE_BYTES", alone_bytes)
+    """Whether those between two hosts go together, those of each rank do, each by itself, or some so and some so."""
+    monkeypatch.setattr(levels, "PEER_BYTES", limits[0])
+    monkeypatch.setattr(levels, "ALONE_BYTES", limits[1])
     c, plain = make(hosts, by_levels=True), make(hosts, by_levels=False)
     me, hosts = c.rank, hosts[: c.size]
     for number, bytes_RR in enumerate(rounds(12, c.size)):
@@ -62,16 +63,18 @@ def test_messages_arrive_as_they_were_sent(
 
 
 @pytest.mark.parallel([4])
-def test_each_rank_sends_its_own_where_much_crosses() -> None:
-    """From 8 KiB a pair of ranks on, in the mean of two hosts: of (0, 0, 1, 1) four messages each way, else one."""
+def test_more_messages_where_more_crosses() -> None:
+    """In the mean of pairs of ranks of (0, 0, 1, 1): one each way, two from 8 KiB on, and four from 64 KiB on."""
     c = make((0, 0, 1, 1), by_levels=True)
     at, seen = TAGS.index("values"), []
-    for bytes_R in (np.full(4, 8128), np.array([8192 + 64, 8192 - 64] * 2), np.full(4, 8192)):
+    peers, alone = levels.PEER_BYTES, levels.ALONE_BYTES
+    sizes = [np.full(4, peers - 64), np.array([peers + 64, peers - 64] * 2), np.full(4, peers)]
+    for bytes_R in (*sizes, np.full(4, alone - 64), np.full(4, alone)):
         before = MPI.COMM_WORLD.allreduce(c.ledger.messages())[at, 1]
         due_R = np.array([bytes_R[c.rank]] * 4)
         came = c.alltoallv(c.message(bytes_R, np.uint8), bytes_R, due_R, "values")
         seen.append((int(MPI.COMM_WORLD.allreduce(c.ledger.messages())[at, 1] - before), len(came)))
-    parallel_assert([n for n, _ in seen] == [2, 8, 8], msg=f"{seen}")
+    parallel_assert([n for n, _ in seen] == [2, 4, 4, 4, 8], msg=f"{seen}")
     c.close()
 
 
@@ -98,8 +101,10 @@ def test_one_message_each_way_between_two_hosts(hosts: tuple[int, ...]) -> None:
 
 @pytest.mark.parallel([3, 4])
 @pytest.mark.parametrize("slow", [0, 2])
-def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Gates receive the next messages for others once these have taken the last ones."""
+@pytest.mark.parametrize("peers", [False, True])
+def test_a_slow_reader_reads_what_was_meant(slow: int, peers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gates, and peers, receive the next messages for others once these have taken the last ones."""
+    monkeypatch.setattr(levels, "PEER_BYTES", 1 if peers else 8192)
     c = make((0, 0, 1, 1), by_levels=True)
     if c.rank == slow:
         relayed = Windows.relayed

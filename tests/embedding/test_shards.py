@@ -1,6 +1,7 @@
 """The shard map places every row exactly once, balances, follows overrides and refuses what cannot be."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,9 +24,15 @@ def specs(rows: dict[str, int], width: int = 8) -> tuple[dict, list, list]:
 
 
 def place(
-    rows: dict[str, int], placements: dict | None = None, owners: int = 3, replicate_rows: int = 0, **more: object
+    rows: dict[str, int],
+    placements: dict | None = None,
+    owners: int = 3,
+    replicate_rows: int = 0,
+    mean_ids: float = 1.0,
+    **more: object,
 ) -> dict:
     tables, features, lookups = specs(rows)
+    features = [replace(feature, mean_ids=mean_ids) for feature in features]
     families = build_families(
         tables,
         features,
@@ -87,15 +94,17 @@ def test_rows_within_a_host() -> None:
 
 
 def test_rows_that_anybody_may_have_are_dealt_within_hosts_where_that_is_even() -> None:
-    hosts, rows = (0, 0, 1, 1), {f"t{i}": 50_000 for i in range(2)}
-    flat, found = (place(rows, owners=4, hosts=hosts, within=within) for within in (False, True))
+    hosts, rows = {"hosts": (0, 0, 1, 1), "owners": 4, "mean_ids": 3.0}, {f"t{i}": 50_000 for i in range(2)}
+    flat, found = (place(rows, **hosts, within=within) for within in (False, True))
     assert all(len(family.holders) == 4 for family in flat.values())
+    alone = place(rows, **{**hosts, "mean_ids": 1.0}, within=True)
+    assert all(len(family.holders) == 4 for family in alone.values()), "of bags of one id no part is added"
     assert sorted(sorted(family.holders) for family in found.values()) == [[10, 11], [12, 13]]
-    one = place({"huge": 100_000, "small": 500}, owners=4, hosts=hosts, within=True)["huge"]
+    one = place({"huge": 100_000, "small": 500}, **hosts, within=True)["huge"]
     assert one.kind == "row" and len(one.holders) == 4, "a host would have all of it"
-    three = place({f"t{i}": 50_000 for i in range(3)}, owners=4, hosts=hosts, within=True)
+    three = place({f"t{i}": 50_000 for i in range(3)}, **hosts, within=True)
     assert sorted(sorted(family.holders) for family in three.values()) == [[10, 11], [10, 11, 12, 13], [12, 13]]
-    asked = place(rows, dict.fromkeys(rows, Placement(kind="row")), owners=4, hosts=hosts, within=True)
+    asked = place(rows, dict.fromkeys(rows, Placement(kind="row")), **hosts, within=True)
     assert all(len(family.holders) == 4 for family in asked.values()), "asked for"
 
 

@@ -13,12 +13,13 @@ from torch import Tensor
 from hpcrec.build.session import open_session
 from hpcrec.comm.sizes import padded_bytes
 from hpcrec.comm.world import World
-from hpcrec.exchange.codec import Codec, make_codec, wire_item_bytes
+from hpcrec.exchange.codec import Bundles, Codec, make_codec, wire_item_bytes
 from hpcrec.training.session import Session
 from tests.reference import Reference
 from tests.together import on_every_rank
 from tests.training.runs import config_for, gather_tables, global_batches, reference_for, write_data
 from tests.training.test_equivalence import roles_for
+from tests.training.test_host_sums import on_hosts
 
 HALVES = ("bf16", "fp16")
 BLOCK = 128
@@ -44,13 +45,16 @@ def written_bytes(n: int, kind: str) -> int:
 @pytest.mark.parallel([1, 2, 3, 4])
 @pytest.mark.parametrize("kind", HALVES)
 @pytest.mark.parametrize("windows", [True, False])
-def test_what_arrives_and_its_bytes(kind: str, windows: bool) -> None:
+@pytest.mark.parametrize("whole", [False, True])
+def test_what_arrives_and_its_bytes(kind: str, windows: bool, whole: bool) -> None:
+    """``whole``: between ranks of odd numbers, and of even ones, as it is."""
     world = World(None, lambda host_of: ((0,), tuple(range(len(host_of)))), windows=windows)
     rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
     n_RR = np.random.default_rng(4).integers(0, 700, (size, size))
     n_RR[0, -1] = 0
     bytes_RR = padded_bytes(4 * n_RR)
-    codec = make_codec(kind, world.main, np.dtype(np.float32))
+    as_it_is = [r for r in range(size) if whole and (r - rank) % 2 == 0]
+    codec = make_codec(kind, world.main, np.dtype(np.float32), as_it_is)
     for turn in range(3):  # memory is used in turns
         rngs = [[np.random.default_rng([turn, a, b]) for b in range(size)] for a in range(size)]
         values = [
@@ -66,14 +70,19 @@ def test_what_arrives_and_its_bytes(kind: str, windows: bool) -> None:
         before = world.ledger.snapshot().sum()
         received = codec.alltoallv(message, bytes_RR[rank], bytes_RR[:, rank], "values", behind)
         counted, at = world.ledger.snapshot().sum() - before, 0
+        sides = (Bundles(bytes_R, np.arange(size)) for bytes_R in (bytes_RR[rank], bytes_RR[:, rank]))
+        passed = codec.pass_on(message, *sides, "values")
         with on_every_rank():
             assert (received.dtype, received.nbytes) == (np.float32, bytes_RR[:, rank].sum() + behind)
             for a in range(size):
                 padded = np.zeros(bytes_RR[a, rank] // 4, np.float32)
                 padded[: n_RR[a, rank]] = values[a][rank]
-                np.testing.assert_array_equal(received[at : at + len(padded)], rounded(padded, kind))
+                expected = padded if a in as_it_is else rounded(padded, kind)
+                np.testing.assert_array_equal(received[at : at + len(padded)], expected)
                 at += len(padded)
-            exact = np.array([written_bytes(n, kind) for n in bytes_RR[rank] // 4])
+            np.testing.assert_array_equal(passed, received[:at])
+            ns = (bytes_RR[rank] // 4).tolist()
+            exact = np.array([4 * n if b in as_it_is else written_bytes(n, kind) for b, n in enumerate(ns)])
             assert counted == padded_bytes(exact)[np.arange(size) != rank].sum()
     world.close()
 
@@ -198,14 +207,54 @@ def test_bytes_of_a_run(folder: Path) -> None:
             np.testing.assert_allclose(spent[codec], ratio * spent["fp32"], atol=16 * 128)
 
 
-def of_steps(session: Session) -> np.ndarray:
-    """Bytes a step of values and gradients."""
+@pytest.mark.parallel([3, 4])
+@pytest.mark.parametrize(
+    "case", [("rows", "bf16"), ("pooled", "fp16"), ("partial", "bf16"), ("auto", "fp16"), ("pooled", "dct")]
+)
+@pytest.mark.filterwarnings("ignore:exchange.dct.density = .* leaves")
+def test_by_levels_what_stays_in_a_host_is_as_it_is(
+    case: tuple[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the ledger: inside hosts the bytes of floats, between them the codec's; and as ``auto`` predicts them."""
+    form, codec = case
+    write_data(folder / "data.h5", samples=4000)
+    on_hosts(monkeypatch, (0, 0, 1, 1)[: MPI.COMM_WORLD.size])
+    spent, chosen = {}, {"auto_steps": 4, "auto_copies": 0} if form == "auto" else {}
+    for kind in ("fp32", codec):
+        cut = {"dct": {"density": 0.25, "threshold": "vector", "values": "bf16"}} if kind == "dct" else {}
+        wanted = config(
+            folder,
+            shard="row",
+            topology={"mode": "fused"},
+            model={"name": "deepfm"},
+            exchange={"form": form, "codec": kind, "path": "levels", **chosen, **cut},
+            train={"batch_size": 1000, "steps": 4},
+        )
+        with open_session(wanted) as session:
+            spent[kind] = of_steps(session, by_level=True)
+            if form == "auto":
+                found = session.parts.chosen.found
+                every, far = found["predicted_bytes_per_step"], found["predicted_cross_host_bytes_per_step"]
+                predicted = [[every[tag] - far[tag], far[tag]] for tag in ("values", "gradients")]
+                np.testing.assert_allclose(spent[kind], predicted, atol=16 * 128)
+    if form == "auto":  # which may choose other forms
+        return
+    np.testing.assert_allclose(spent[codec][:, 0], spent["fp32"][:, 0], atol=16 * 128)
+    if codec == "dct":
+        assert (spent[codec][:, 1] < np.array([0.4, 0.3]) * spent["fp32"][:, 1] + 16 * 128).all(), spent
+    else:
+        share = wire_item_bytes(codec, np.dtype(np.float32)) / 4
+        np.testing.assert_allclose(spent[codec][:, 1], share * spent["fp32"][:, 1], atol=16 * 128)
+
+
+def of_steps(session: Session, *, by_level: bool = False) -> np.ndarray:
+    """Bytes a step of values and gradients; ``by_level``: of each inside hosts, and between them."""
     world = session.parts.world
-    before = world.total_wire_bytes().sum(axis=1)[1:3]
+    before = world.total_wire_bytes()[1:3]
     for step in session.steps():
         step.run()
-    spent: np.ndarray = (world.total_wire_bytes().sum(axis=1)[1:3] - before) / session.step
-    return spent
+    spent: np.ndarray = (world.total_wire_bytes()[1:3] - before) / session.step
+    return spent if by_level else spent.sum(axis=1)
 
 
 def test_a_message_has_the_room_that_was_asked_for() -> None:

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.auto import _unevenly_held
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.embedding.shards import Family
 from hpcrec.embedding.stores import STORES

@@ -14,10 +14,10 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.config import ThresholdConfig
 from hpcrec.data.loader import Loader
 from hpcrec.exchange.masks import FeatureMasks, Thresholding

@@ -21,7 +21,7 @@ import torch, types
 compiler = types.ModuleType("torch._dynamo")
 compiler.disable, compiler.graph_break = (lambda function, *_, **__: function), (lambda *_, **__: None)
 sys.modules["torch._dynamo"] = torch._dynamo = compiler
-from hpcrec.cli import train as commands
+from hpcrec.api import commands
 from hpcrec.config import load_config
 from hpcrec.training.session import Session
 

@@ -26,9 +26,21 @@ from hpcrec.training.session import Session
 from tests.together import on_every_rank
 from tests.training import runs, test_host_rows, test_host_sums
 from tests.training.runs import global_batches, train, write_data
-from tests.training.test_host_rows import SGD, WITHIN, rows_across, rows_of
-from tests.training.test_host_sums import EVERY_RANK, ROWS, close, config_of, on_hosts, ran, vectors
+from tests.training.test_host_rows import rows_across, rows_of
+from tests.training.test_host_sums import (
+    EVERY_RANK,
+    ROUNDED,
+    ROWS,
+    SGD,
+    WITHIN,
+    close,
+    config_of,
+    on_hosts,
+    ran,
+    vectors,
+)
 from tests.training.test_levels import CASES as LEVELS
+from tests.training.test_levels import whole_inside
 from tests.training.test_store_gpu import same, tables_of
 
 COMM = MPI.COMM_WORLD
@@ -44,7 +56,6 @@ MAPS = {
 }
 MANY = 8  # ranks, beyond which all have both roles
 LOOSE = {"adam": 1e-9, **WITHIN}  # whatever rounding grows by; as in the tests on 3 and 4 ranks
-ROUNDED = ("bf16", "halves")
 STEPS, COUNTED_STEPS, BATCH = 4, 2, 300
 
 
@@ -102,6 +113,12 @@ def check_cases(folder: Path, hosts: tuple[int, ...], first: int = 0) -> Counter
 def check_bits(folder: Path, hosts: tuple[int, ...], first: int = 0) -> Counter[str]:
     """Each case where nothing is added on the way has the bits of the flat run; ``first`` as of ``turns``."""
     write_data(folder / "data.h5")
+    with pytest.MonkeyPatch.context() as patch:
+        whole_inside(patch)
+        return _check_bits(folder, hosts, first)
+
+
+def _check_bits(folder: Path, hosts: tuple[int, ...], first: int) -> Counter[str]:
     roles, seen = turns(hosts, first), Counter[str]()
     for name, sections in LEVELS.items():
         given = {"topology": next(roles), **sections, "train": {"steps": STEPS, **sections.get("train", {})}}
@@ -163,7 +180,7 @@ def check_counts(folder: Path, hosts: tuple[int, ...], _: int = 0) -> Counter[st
     With all roles that the map has, of up to ``MANY`` ranks; on more tables and batches are larger, so that each owner
     has something to say to each rank.
     """
-    levels.ALONE_BYTES = 1 << 40  # what is told of each pair is one message, however much it is
+    levels.PEER_BYTES = levels.ALONE_BYTES = 1 << 40  # what is told of each pair is one message, however much it is
     batch, times = (BATCH, 1) if len(hosts) <= MANY else (150 * len(hosts), 100)
     larger = [replace(feature, cardinality=times * feature.cardinality) for feature in runs.FEATURES]
     with pytest.MonkeyPatch.context() as patch:

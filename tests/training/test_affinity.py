@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
-from hpcrec.cli import train as commands
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config, validate
 from hpcrec.data.affinity import PLACE_BYTES

@@ -24,10 +24,10 @@ from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
 from hpcrec import again
+from hpcrec.api import commands
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.checkpoint import CheckpointWriter, find_checkpoint, mark_best, prune, steps_in
 from hpcrec.checkpoint.resume import resumed_from
-from hpcrec.cli import train as commands
 from hpcrec.comm.failure import exit_code, unwatch
 from hpcrec.comm.ranks import Alone
 from hpcrec.errors import CheckpointError, ConfigError, UnreadableError

@@ -13,11 +13,11 @@ import torch
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.build.tables import make_model
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import Checkpoint, find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
 from hpcrec.data.loader import Loader

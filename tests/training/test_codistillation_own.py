@@ -9,10 +9,10 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.comm.ledger import TAGS
 from hpcrec.config import Config
 from hpcrec.errors import CheckpointError

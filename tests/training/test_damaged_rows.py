@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import damaged, files
 from hpcrec.checkpoint.find import find_checkpoint
 from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.checkpoint.tools.verify import verify
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.disk.common import Settings
 from hpcrec.disk.tier import Tier

@@ -11,10 +11,10 @@ import pytest
 import torch
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.data.loader import Loader
 from hpcrec.dense.dct_choose import Counts

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.checkpoint import files
 from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.checkpoint.tools.verify import verify
-from hpcrec.cli import train as commands
 from hpcrec.embedding.stores import cache, early_flush
 from hpcrec.embedding.stores.cache import Cache
 from hpcrec.embedding.stores.disk import DiskStore

@@ -8,7 +8,7 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
-from hpcrec.cli import train as commands
+from hpcrec.api import commands
 from hpcrec.comm.failure import watch
 from hpcrec.launcher import status
 from hpcrec.training.ended import TIME_LIMIT, ended_words, evaluated_words, metrics_of, metrics_words

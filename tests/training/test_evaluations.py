@@ -13,8 +13,8 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.build.reading import open_for_reading
-from hpcrec.cli import train as commands
 from hpcrec.config import Config
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint.checkpoint import find_checkpoint
-from hpcrec.cli import train as commands
 from hpcrec.comm.ledger import TAGS
 from hpcrec.exchange.host_rows import union_of
 from hpcrec.training.session import Session
@@ -20,12 +20,22 @@ from tests.reference import GlobalBatch
 from tests.together import on_every_rank
 from tests.training.runs import finished, gather_tables, global_batches, write_data
 from tests.training.test_equivalence import roles_for
-from tests.training.test_host_sums import EVERY_RANK, HOSTS, ROWS, close, config_of, held_to_the_ledger, on_hosts, ran
+from tests.training.test_host_sums import (
+    EVERY_RANK,
+    HOSTS,
+    ROWS,
+    SGD,
+    WITHIN,
+    close,
+    config_of,
+    held_to_the_ledger,
+    on_hosts,
+    ran,
+)
 from tests.training.test_nonfinite import spoil
 
 COMM = MPI.COMM_WORLD
 WHOLE = {"embedding": {"tables": {name: {"shard": "table"} for name in ("user", "item", "tag")}}}
-SGD = {"optimizer": {"name": "sgd", "lr": 0.1}}
 CASES: dict[str, dict[str, Any]] = {
     "whole tables": WHOLE,
     "rows that are dealt": ROWS,
@@ -60,7 +70,6 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }
 MORE = ((0, 1, 0, 1), (0, 0, 0, 1))
-WITHIN = {"adam": 1e-9, "halves": 1e-3, "bf16": 5e-3}
 
 
 def rows_of(name: str, sections: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from tests.training.test_store_gpu import same, tables_of
 COMM = MPI.COMM_WORLD
 HOSTS = {3: ((0, 0, 1), (0, 1, 0)), 4: ((0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 1, 1), (0, 1, 2, 2))}
 EVERY_RANK = {"mode": "fused"}
+LIMITS = ((8192, 65536), (150, 400), (1, 1 << 40), (1, 1))
 CASES: dict[str, dict[str, Any]] = {
     **FORMS,
     "hybrid": {"policy": {"name": "hybrid", "staleness": 1}},
@@ -40,6 +41,15 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+AHEAD = pytest.mark.filterwarnings("ignore:exchange.path is 'levels', but policy.name is 'ahead'")
+pytestmark = AHEAD
+
+
+def whole_inside(patch: pytest.MonkeyPatch) -> None:
+    """Flat too, codecs write only what crosses hosts: else runs differ in what they round."""
+    patch.setattr(world_module.World, "whole", property(lambda self: self.topology.host_ranks))
+
+
 def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
     wanted = {**sections, "exchange": {"reduce": "dense", **sections.get("exchange", {}), "path": path}}
     return config_for(folder, **{**wanted, "train": {"steps": 5, **sections.get("train", {})}})
@@ -48,12 +58,16 @@ def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
 @pytest.mark.parallel([3, 4])
 def test_every_run_has_the_bits_of_the_flat_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
+    whole_inside(monkeypatch)
     hosts, roles = HOSTS[COMM.size], list(roles_for(COMM.size))
     for number, (name, sections) in enumerate(CASES.items()):
         own = hosts[number % len(hosts)]
         monkeypatch.setattr(world_module, "hosts_of", lambda comm, own=own: own)
-        # all messages of two hosts as one, some of them, or each by itself
-        monkeypatch.setattr(levels, "ALONE_BYTES", (8192, 150, 1)[number % 3])
+        # messages of two hosts as one; some so and others not; one of each rank; each by itself
+        for limit, n_bytes in zip(
+            ("PEER_BYTES", "ALONE_BYTES"), LIMITS[number // len(hosts) % len(LIMITS)], strict=True
+        ):
+            monkeypatch.setattr(levels, limit, n_bytes)
         if name == "groups" and COMM.size % 2:
             continue
         given = {"topology": roles[number % len(roles)], **sections}
@@ -103,6 +117,16 @@ def test_fewer_messages_cross_and_as_many_bytes(folder: Path, monkeypatch: pytes
             at = TAGS.index(tag)
             assert told["flat"][0][at] == told["levels"][0][at] > 0, tag
             assert told["flat"][1][at] == 4 * told["levels"][1][at] > 0, tag
+
+
+@pytest.mark.parallel([3])
+def test_what_is_asked_for_in_vain_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(world_module, "hosts_of", lambda comm: (0, 0, 1))
+    config = config_of(folder, "levels", topology=EVERY_RANK, policy={"name": "ahead"}, exchange={"form": "rows"})
+    told = pytest.warns(UserWarning, match="by which steps cross in two parts") if COMM.rank == 0 else nullcontext()
+    with told, open_session(config) as session:
+        assert session.parts.world.by_levels
 
 
 @pytest.mark.parallel([3, 4])

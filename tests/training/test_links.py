@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build import memory
 from hpcrec.build.memory import memory_report
 from hpcrec.build.session import open_session
@@ -20,7 +21,6 @@ from hpcrec.checkpoint import checkpoint, files, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.checkpoint.tools.diff import diff
 from hpcrec.checkpoint.tools.verify import verify
-from hpcrec.cli import train as commands
 from hpcrec.config import Config, TrainConfig
 from hpcrec.disk.common import Settings
 from hpcrec.embedding.stores.disk import DiskStore

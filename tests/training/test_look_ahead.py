@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
-from hpcrec.cli import train as commands
 from hpcrec.disk.common import Settings
 from hpcrec.embedding.stores.disk import DiskStore, TierBacking
 from hpcrec.exchange.exchange import Exchange

@@ -10,6 +10,9 @@ from tests.comm.job import Job
 from tests.together import on_every_rank
 from tests.training import maps
 from tests.training.test_host_sums import on_hosts
+from tests.training.test_levels import AHEAD
+
+pytestmark = AHEAD
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = len(list(maps.cases()))

@@ -12,10 +12,10 @@ import torch
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.build.session import open_session
 from hpcrec.checkpoint import state
 from hpcrec.checkpoint.checkpoint import find_checkpoint, steps_in
-from hpcrec.cli import train as commands
 from hpcrec.config import validate
 from hpcrec.errors import ConfigError, NonFiniteError
 from hpcrec.training import attempts

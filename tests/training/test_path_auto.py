@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hpcrec.checkpoint import files, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.comm import prices
 from hpcrec.comm.ledger import TAGS
+from hpcrec.comm.levels import PEER_BYTES
 from hpcrec.comm.prices import PATHS, Prices
 from hpcrec.config import Config, validate
 from hpcrec.errors import CheckpointError, ConfigError
@@ -55,7 +57,8 @@ def test_takes_the_path_of_fewest_seconds(folder: Path, monkeypatch: pytest.Monk
             assert session.parts.world.by_levels == (path == "levels")
         with on_every_rank():
             assert found is not None and found.found["path"] == path
-            assert found.found["predicted_exchange_s"].keys() == set(PATHS)
+            ways = found.found["predicted_exchange_s"].keys()
+            assert set(PATHS) <= ways <= {*PATHS, "flat, tables within hosts"}
         if form == "auto":  # which is told, for bytes inside a host count for another part of those between them
             forms = {f: way for f, way in found.found["forms"].items() if f not in found.found["copied_tables"]}
             copies = {table: {"shard": "replicate"} for table in found.found["copied_tables"]}
@@ -83,6 +86,42 @@ def test_what_a_byte_between_hosts_costs_decides(folder: Path, monkeypatch: pyte
         assert bytes_of["levels"]["far"] < 0.95 * bytes_of["flat"]["far"]
         assert seconds["levels"] == pytest.approx(4e-9 + 2e-9 + 1e-6 * bytes_of["levels"]["far"] / 2, rel=1e-4)
         assert alike["predicted_exchange_s"]["flat"] == pytest.approx(4e-3, rel=1e-3)
+
+
+@pytest.mark.parallel([4])
+def test_tables_within_hosts_are_looked_at_by_the_flat_path_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a meeting costs more than what levels save of bags that are dealt; kept by the checkpoint."""
+    write_data(folder / "data.h5", samples=400)
+    on_hosts(monkeypatch, (0, 0, 1, 1))
+    tables = {name: {"dynamic": {"capacity": 400}} for name in ("history", "tag")}  # one a host
+    given = {"embedding": {"share": {}, "tables": tables}, "topology": EVERY_RANK, "train": {"batch_size": 200}}
+    given |= {"checkpoint": {"every": 2}, "exchange": {"form": "pooled"}}
+    priced(monkeypatch, BY_BYTE, replace(BY_BYTE, meeting_s=10.0))
+    config, seen = config_of(folder, "auto", **given), []
+
+    def placed(session: Session) -> Any:
+        hosts, family = session.topology.host_of, session.parts.exchange.layout.family_of["history"]
+        return session.parts.world.by_levels, {hosts[rank] for rank in family.holders}, session.parts.chosen.found
+
+    for stop, resume in ((2, False), (None, True)):
+        seen.append(finished(config, placed, stop_at=stop, resume=resume))
+        priced(monkeypatch, CHEAP, CHEAP)
+    with on_every_rank():
+        for by_levels, hosts, found in seen:
+            assert (by_levels, len(hosts)) == (False, 1)
+            assert (found["path"], found["tables_within_hosts"]) == ("flat", True)
+        far = {way: of["far"] for way, of in seen[0][2]["predicted_bytes"].items()}
+        assert far["levels"] < far["flat, tables within hosts"] < 0.9 * far["flat"]
+    there = files.step_folder(folder / "run", 2) / files.STATE
+    if COMM.rank == 0:
+        said = json.loads(there.read_text())
+        del said["exchange"]["tables_within_hosts"]  # as of before it was looked at
+        there.write_text(json.dumps(said))
+    COMM.Barrier()
+    with open_session(config) as session:
+        _, hosts, _ = placed(session)
+    with on_every_rank():
+        assert len(hosts) == 2
 
 
 @pytest.mark.parallel([4])
@@ -239,6 +278,16 @@ def test_prices_are_measured_and_the_same_everywhere(folder: Path, monkeypatch: 
                     and 0 <= of.near_byte_s < 1e-3
                 ), found
                 assert 0 < of.meeting_s < 10
+                assert of.small_far_byte_s is not None and of.small_far_byte_s >= of.far_byte_s
+
+
+def test_bytes_of_small_messages_have_a_price_of_their_own():
+    cost = Prices(1.0, 10.0, 1e-3, 1e-4, 100.0, 1e-2)
+    pairs, limit = 6, PEER_BYTES
+    assert cost.step_s(2, 3, [6 * (limit - 1), 6 * limit], 1e4, pairs) == pytest.approx(
+        1 + 20 + 300 + 6 * (limit - 1) * 1e-2 + 6 * limit * 1e-3 + 1
+    )
+    assert replace(cost, small_far_byte_s=None).step_s(0, 0, [6.0], 0.0, pairs) == pytest.approx(1 + 6e-3)
 
 
 def test_steps_that_are_counted_may_be_told_with_a_path_that_is_chosen(tmp_path):

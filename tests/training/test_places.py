@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.memory import topology_of
 from hpcrec.build.session import open_session
-from hpcrec.cli import train as commands
 from hpcrec.comm import world as world_module
 from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.topology import places_of

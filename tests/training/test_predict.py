@@ -10,7 +10,7 @@ from pyarrow import csv, parquet
 from pytest_mpi import parallel_assert
 from sklearn.metrics import log_loss
 
-from hpcrec.cli import train as commands
+from hpcrec.api import commands
 from hpcrec.data.predictions import Predictions
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError

@@ -9,7 +9,7 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
-from hpcrec.cli import train as commands
+from hpcrec.api import commands
 from hpcrec.config import Config
 from hpcrec.training import attempts
 from tests.training.learned import check_equal

@@ -10,9 +10,9 @@ import torch
 from mpi4py import MPI
 
 from hpcrec import kernels
+from hpcrec.api import commands
 from hpcrec.build import session as build
 from hpcrec.build.session import open_session
-from hpcrec.cli import train as commands
 from hpcrec.errors import ConfigError, DataError, HpcrecError
 from hpcrec.models import MODELS
 from hpcrec.types import Bags, Batch

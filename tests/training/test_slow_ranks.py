@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
-from hpcrec.cli import train as commands
+from hpcrec.api import commands
 from hpcrec.comm.progress import Lane, Waiting, working_time
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.launcher import status

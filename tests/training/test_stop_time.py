@@ -19,8 +19,8 @@ import pytest
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
+from hpcrec.api import commands
 from hpcrec.checkpoint.checkpoint import CheckpointWriter
-from hpcrec.cli import train as commands
 from hpcrec.comm.failure import ExitCodes, StopSignal, exit_code, unwatch, watch
 from hpcrec.config import Config
 from hpcrec.errors import CheckpointError, ConfigError, HpcrecError

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hpcrec.api import commands
 from hpcrec.build.memory import predict_memory
 from hpcrec.build.session import open_session
-from hpcrec.cli import train as commands
 from hpcrec.config import Config, validate
 from hpcrec.disk.common import Settings
 from hpcrec.embedding.stores import write_budget
