@@ -108,9 +108,9 @@ def predicted_step(step_s: float, beside: Beside) -> float:
     """Seconds of a step of which so many are in memory.
 
     All that is taken of the processor is added: where every core computes, threads that share a step's work wait for
-    the one whose core is taken.
+    the one whose core is taken. Where the disk is slower, it reads nothing while rows are given their places.
     """
-    return max(step_s + beside.cpu_s, beside.reads_s)
+    return max(step_s + beside.cpu_s, beside.reads_s + beside.places_cpu_s)
 
 
 def step_in_memory(config: Config, samples_per_s: float | None) -> tuple[float | None, str]:
@@ -226,11 +226,11 @@ def _speed_lines(
     left_s = allowed_s - step_s - beside.places_cpu_s  # of the processor, for pages
     if left_s <= 0:
         return [speed, f"{WANTED} of it {_ALL}"]
-    lines = [speed]
-    if beside.reads_s > allowed_s >= step_s + beside.cpu_s:
-        lines.append(f"{WANTED} of it takes a disk of {pages / allowed_s:,.0f} reads/s, or")
+    lines, reading_s = [speed], allowed_s - beside.places_cpu_s
+    if beside.reads_s > reading_s and allowed_s >= step_s + beside.cpu_s:
+        lines.append(f"{WANTED} of it takes a disk of {pages / reading_s:,.0f} reads/s, or")
     if beside.reads_s > 0:
-        most = min(allowed_s / beside.reads_s, left_s / beside.pages_cpu_s if beside.pages_cpu_s > 0 else math.inf)
+        most = min(reading_s / beside.reads_s, left_s / beside.pages_cpu_s if beside.pages_cpu_s > 0 else math.inf)
         lines.append(f"{WANTED} of it {_memory_text(tiers, memory_bytes, pages * most)}")
     return lines
 

@@ -46,10 +46,21 @@ class Kept:
     ----------
     held, reads : tuple of float
         Rows held of each table at the end, and read of it a step.
+    a_step_U : float64 [U]
+        Chance that a step asks for a row, by classes of rows alike.
+    reads_TU : float64 [T, U]
+        ``reads`` by class.
     """
 
     held: tuple[float, ...]
     reads: tuple[float, ...]
+    a_step_U: Floats
+    reads_TU: Floats
+
+    def soon(self, steps: float) -> tuple[float, ...]:
+        """Of ``reads``, of each table, those of rows that went at most so many steps before."""
+        within_U = -np.expm1(steps * np.log1p(-np.minimum(self.a_step_U, 1 - 1e-12)))
+        return tuple((self.reads_TU @ within_U).tolist())
 
 
 def kept(curves: Sequence[Curve], places: float, ahead: int = 0) -> Kept:
@@ -58,7 +69,7 @@ def kept(curves: Sequence[Curve], places: float, ahead: int = 0) -> Kept:
     ``ahead``: steps whose rows are brought before they are used, as far as half of the places are enough for these.
     """
     if not curves:
-        return Kept((), ())
+        return Kept((), (), np.zeros(0), np.zeros((0, 0)))
     steps, epochs = curves[0].steps, curves[0].epochs
     times, by_table = _classes(curves)
     rows = by_table.sum(axis=0)
@@ -67,7 +78,7 @@ def kept(curves: Sequence[Curve], places: float, ahead: int = 0) -> Kept:
     asked = float(rows @ times) / steps
     under_way = 1 + min(ahead, max(places / 2 / asked, 1.0))  # steps whose rows have places, whatever their counts are
     moments = [((k + 0.5) / _MOMENTS, 1.0) for k in range(_MOMENTS)]
-    missed, reads = asked, np.zeros(len(curves))
+    missed, reads_TU = asked, np.zeros_like(by_table)
     if epochs > 1:
         moments += [(1 + (epochs - 1) * (k + 0.5) / _MOMENTS, epochs - 1) for k in range(_MOMENTS)]
     held = np.ones(len(times))
@@ -76,11 +87,12 @@ def kept(curves: Sequence[Curve], places: float, ahead: int = 0) -> Kept:
         moment = _Moment.of(times, rows, steps, when, back, verge)
         for _ in range(_ROUNDS):
             chances, missed = moment.missed(places, missed, under_way)
-        reads += by_table @ chances * weight / _MOMENTS
+        reads_TU += by_table * chances * weight / _MOMENTS
         held = moment.held
-    reads /= epochs
-    in_waves = min(by_last_use(curves, places) / max(float(reads.sum()), 1e-9), 1.0)
-    return Kept(tuple((by_table @ held).tolist()), tuple((reads * in_waves**_BY_LAST_USE).tolist()))
+    reads_TU /= epochs
+    reads_TU *= min(by_last_use(curves, places) / max(float(reads_TU.sum()), 1e-9), 1.0) ** _BY_LAST_USE
+    reads = tuple(reads_TU.sum(axis=1).tolist())
+    return Kept(tuple((by_table @ held).tolist()), reads, times / steps, reads_TU)
 
 
 def _classes(curves: Sequence[Curve]) -> tuple[Floats, Floats]:

@@ -22,6 +22,7 @@ from hpcrec.units import KiB, MiB
 INDEX_BYTES = 4  # a row: where it lies on the disk
 SLOT_BYTES = 21  # beside a cached row: which it is, when and how often it was asked for, whether it has changed
 PIECES, PIECE_BYTES = 7, 128 * KiB  # of a block
+PIECES_READ = 3  # of them, whose rows are read where they are: two on their way, and two that are half full
 PAGES_UNDER_WAY = 128
 WAYS = 32  # places that a row may have in a cache, of which each block has one such set at least
 SPARE, FEW_SEGMENTS_BYTES = 1.5, 6 * MiB  # times its rows, or more than them, that a block may have of the disk
@@ -73,8 +74,8 @@ class Expected:
     Attributes
     ----------
     reads, pages, new, held : dict of str to float
-        By table that is not whole: rows read from the disk, pages that these lie in, rows that come for the first time,
-        rows that memory holds.
+        By table that is not whole: rows read, pages that these lie in on the disk (those that were handed over last are
+        in memory still), rows that come for the first time, rows that memory holds.
     read_bytes, handed_bytes : float
         Of pages that are read, and of rows that leave the memory changed once it is full: what comes in leaves so.
     """
@@ -133,13 +134,18 @@ def expect(parts: Sequence[TierPart], memory_bytes: float, whole: Iterable[str] 
         places = min(its_bytes / (mine[0].row_bytes + SLOT_BYTES), sum(part.rows for part in mine) + WAYS - 1)
         found = kept([part.curve for part in mine], max(places // WAYS, 1) * WAYS, mine[0].ahead)
         written = sum(min(part.rows, part.curve.distinct) for part in mine)
-        shared = _pages(sum(found.reads), written, mine[0]) / max(sum(found.reads), 1e-9)
+        its_handed_bytes = 0.0
         for part, rows, n in zip(mine, found.held, found.reads, strict=True):
-            pages[part.table] = n * shared
             held[part.table], reads[part.table], new[part.table] = rows, n, part.curve.new
             full = rows < part.curve.distinct
+            its_handed_bytes += (n + full * part.curve.new) * part.row_bytes
+        handed_bytes += its_handed_bytes
+        soon = found.soon(PIECES_READ * PIECE_BYTES / max(its_handed_bytes, 1e-9))
+        from_disk = [n - of for n, of in zip(found.reads, soon, strict=True)]
+        shared = _pages(sum(from_disk), written, mine[0]) / max(sum(from_disk), 1e-9)
+        for part, n in zip(mine, from_disk, strict=True):
+            pages[part.table] = n * shared
             read_bytes += pages[part.table] * part.page_bytes
-            handed_bytes += (n + full * part.curve.new) * part.row_bytes
     return Expected(reads, pages, new, held, read_bytes, handed_bytes)
 
 

@@ -66,6 +66,28 @@ def test_reads_are_those_of_the_map(rows: int, law: float, ids: int, part: int) 
         assert found.held[0] == pytest.approx(slots, rel=0.01)
 
 
+@pytest.mark.parametrize("steps", [2, 6, 20])
+@pytest.mark.parametrize(("rows", "law", "ids"), [(50_000, 1.05, 1000), (40_000, 0.7, 800)])
+def test_how_long_ago_rows_went_that_come_back(rows: int, law: float, ids: int, steps: int) -> None:
+    """Of a second epoch in another order: those of what is read that went a few steps before; of many, too many."""
+    first, second = trace(rows, law, ids, seed=rows), trace(rows, law, ids, seed=rows)
+    second = second[np.random.default_rng(3).permutation(len(second))]
+    curve = curve_of(first)
+    slots = int(curve.distinct / 8) // kernels.WAYS * kernels.WAYS
+    cache, went = kernels.SlotMap(slots, evict="lfu_aging", seed=0, device=None), np.full(rows, -(10**6))
+    reads, soon = 0, 0
+    for clock, asked in enumerate((*first, *second), start=1):
+        wanted = np.unique(asked)
+        missing = wanted[cache.find(wanted) < 0]
+        if clock > len(first):
+            reads, soon = reads + len(missing), soon + int((clock - went[missing] <= steps).sum())
+        gone = cache.admit(wanted, clock).evicted
+        went[gone[gone >= 0]] = clock
+    both, once = kept([curve.later(0.5)], slots), kept([curve], slots)
+    share = (2 * both.soon(steps)[0] - once.soon(steps)[0]) / (2 * both.reads[0] - once.reads[0])
+    assert -0.04 < share - soon / reads < (0.04 if steps < 10 else 0.1), (share, soon / reads)
+
+
 def test_tables_share_by_how_often_rows_are_asked_for() -> None:
     """One of few frequent rows, one of many: the first keeps more of its rows."""
     tables = [trace(2_000, 0.8, 500, seed=4), trace(60_000, 1.0, 300, seed=5)]
