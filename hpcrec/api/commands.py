@@ -169,7 +169,7 @@ def _telemetry(config: Config, session: Session, columns: int | None, callbacks:
         tensorboard=config.run.tensorboard,
         progress=config.run.progress,
         columns=columns,
-        parts=session.parts.timer.parts,
+        parts=session.parts.timer.parts if session.topology.is_dense else dict,  # an owner waits most of the time
         callbacks=callbacks,
     )
 
