@@ -3,15 +3,20 @@
     python benchmarks/on_ranks/linking.py CONFIG --memory N --steps N --rounds N --out FILE
 
 All rows are written to the disk first, in random order. Then steps, until the cache is full and has been written to; a
-checkpoint by links; as many steps again; and the one that is measured, once by links and once as HDF5, of one step. The
-store is told of checkpoints by links to come, as ``hpcrec train`` does; what it writes early for one counts as its own.
-Knows sessions and savers; what the figures are claimed to be is for ``benchmarks/tiers.py``.
+checkpoint by links; as many steps again; and the one that is measured, once by links and once as HDF5, of one step. It
+is gone on from links, from links whose files have to be copied to the store (as from another file system), and from
+HDF5. The store is told of checkpoints by links to come, as ``hpcrec train`` does; what it writes early for one counts
+as its own. Knows sessions and savers; what the figures are claimed to be is for ``benchmarks/tiers.py``.
 """
 
 import argparse
+import errno
 import json
+import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,10 +55,12 @@ def main() -> None:
     found = written(by, arguments.steps)
     found["dram"] = in_memory(config, arguments.steps)
     runs = {name: Path(f"{config.run.folder}-{name}") for name in by}
-    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in by}
+    seconds: dict[str, list[dict[str, float]]] = {name: [] for name in (*by, "copies")}
     for _ in range(arguments.rounds):
         for name, one in by.items():
             seconds[name].append(gone_on(one, runs[name]))
+        with without_links():
+            seconds["copies"].append(gone_on(by["links"], runs["links"]))
     arguments.out.write_text(json.dumps({**found, "resumed": seconds}))
 
 
@@ -122,6 +129,20 @@ def in_memory(config: Config, steps: int) -> dict[str, float]:
         stopped_s = time.perf_counter() - began_s
         saver.wait()
         return {"stopped_s": stopped_s}
+
+
+@contextmanager
+def without_links() -> Iterator[None]:
+    """As if the store were on another file system than the run."""
+
+    def far(source: Any, *_: Any, **__: Any) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), source)
+
+    link, os.link = os.link, far
+    try:
+        yield
+    finally:
+        os.link = link
 
 
 def gone_on(config: Config, run: Path) -> dict[str, float]:

@@ -3,7 +3,8 @@
 DLRM with one table of 16 columns and row-wise Adagrad, 68 bytes a row, of which an eighth is the memory of the store.
 Ids by a power law of 1.05, a bag of 26 each of 512 samples a step: more rows than the cache has are changed between two
 checkpoints. One process with one thread. Each round is a run of its own, which writes all rows, makes a checkpoint by
-links, by HDF5 and, in another session, of rows in memory, and goes on from the first two.
+links, by HDF5 and, in another session, of rows in memory, and goes on from the first two, and from links whose files
+have to be copied to the store.
 """
 
 import argparse
@@ -88,6 +89,7 @@ def _measured(folder: Path, n_rows: int, memory: int, steps: int) -> dict[str, A
         "loaded_hdf5_s": resumed["hdf5"]["loaded_s"],
         "resumed_s": resumed["links"]["training_s"],
         "resumed_hdf5_s": resumed["hdf5"]["training_s"],
+        "resumed_copies_s": resumed["copies"]["training_s"],
     }
 
 

@@ -200,8 +200,9 @@ def _read_lines(tiers: Tiers, expected: Mapping[int, Expected]) -> list[str]:
     most = sorted(of.reads.items(), key=lambda item: -item[1])[:5]
     by_table = ", ".join(f"{name} {n:,.1f}" for name, n in most if n >= 0.05)
     return [
-        f"reads ({who}): {of.rows_read:,.1f} of {asked:,.1f} rows a step, {format_bytes(of.read_bytes)}; memory has "
-        f"{held:,.0f} of {rows:,} rows" + (f"; {by_table}" if by_table else ""),
+        f"reads ({who}): {of.rows_read:,.1f} of {asked:,.1f} rows a step, in {of.pages_read:,.1f} pages of "
+        f"{format_bytes(of.read_bytes)} together; memory has {held:,.0f} of {rows:,} rows"
+        + (f"; {by_table}" if by_table else ""),
     ]
 
 

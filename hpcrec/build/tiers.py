@@ -29,6 +29,7 @@ from hpcrec.plan.placement import FEW_SEGMENTS_BYTES, TierPart, expect
 
 IDS_COUNTED = 4_000_000  # at most, of a data set that is counted at once: some seconds
 FOOTER_BYTES = 3  # of a record on the disk, about
+_FEW_HASHED = 0.1  # of its rows: so many ids share hardly any
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,16 @@ def tiers_of(config: Config, host_of: Sequence[int], counted: Path | None = None
         tables, families, _ = make_offers(config, dataset, operators, topology)
         ids = dataset.samples * sum(dataset.feature(f).mean_ids for family in families for f in family.features)
         samples = dataset.samples
+    batch_size = config.train.batch_size
+    steps = config.train.steps or config.train.epochs * -(-samples // batch_size)
+    looked = min(samples, steps * batch_size)
     if counted is None and ids > IDS_COUNTED:
-        batch_size = config.train.batch_size
+        few = f" --samples {looked}" if looked < samples else ""
         return (
             f"the training data have {ids:,.0f} ids, more than are counted here. Count them once, by hpcrec data reuse "
-            f"{config.data.train} --batch-size {batch_size} --json > reuse.json, and give --reuse reuse.json"
+            f"{config.data.train} --batch-size {batch_size}{few} --json > reuse.json, and give --reuse reuse.json"
         )
-    steps = config.train.steps or config.train.epochs * (samples // config.train.batch_size)
-    looked = min(samples, steps * config.train.batch_size)
-    curves = _counted(config, families, looked) if counted is None else _read(config, families, counted)
+    curves = _counted(config, families, looked) if counted is None else _read(config, families, counted, looked)
     dtype = DTYPES[config.train.dtype][0]
     later = max(1 - samples / max(config.train.batch_size * steps, 1), 0.0)  # share of steps after the first epoch
     ahead = config.exchange.first_ahead + make_policy(config).in_flight - 1
@@ -125,8 +127,8 @@ def _counted(config: Config, families: Sequence[Family], samples: int) -> dict[s
     return reuse(Path(config.data.train), config.train.batch_size, features, samples=samples, rows_of=hashed)
 
 
-def _read(config: Config, families: Sequence[Family], path: Path) -> dict[str, Curve]:
-    """Of features, each as if it had rows of its own."""
+def _read(config: Config, families: Sequence[Family], path: Path, samples: int) -> dict[str, Curve]:
+    """Of features, each as if it had rows of its own. ``samples``: of which steps ask in the first epoch."""
     try:
         found = json.loads(path.read_text())
         batch_size, curves = found["batch_size"], found["features"]
@@ -144,7 +146,23 @@ def _read(config: Config, families: Sequence[Family], path: Path) -> dict[str, C
         for feature in family.features:
             if feature not in by_feature:
                 raise ConfigError(f"{path}: has no feature {feature!r}. Count anew, without --feature.")
-    return {family.name: summed([by_feature[f] for f in family.features]) for family in families}
+    steps = max(-(-samples // batch_size), 1)
+    counted = max((of.steps for of in by_feature.values()), default=steps)
+    if steps < counted:
+        raise ConfigError(
+            f"{path}: was counted over {counted} steps, but this run has {steps} before data repeat. Count anew with "
+            f"--samples {samples}."
+        )
+    found = {family.name: summed([by_feature[f] for f in family.features]) for family in families}
+    for family in families:
+        ids = found[family.name].distinct
+        if family.hashed and ids > _FEW_HASHED * family.rows:
+            raise ConfigError(
+                f"{path}: counts ids, of which table {family.name!r} has {ids:,.0f}, hashed to {family.rows:,} rows: "
+                "so many share rows that ids do not say how often a row is asked for. Leave --reuse out: of data sets "
+                f"with up to {IDS_COUNTED:,} ids rows are counted then."
+            )
+    return found
 
 
 def reads_of(tiers: Tiers, ranks: Sequence[int], memory_bytes: int) -> dict[int, float] | None:

@@ -1,8 +1,8 @@
 """Rows of one block of a generation, read in the order in which they lie in its segments, without a tier.
 
 For whoever has links to segments and wants all rows once. A row may have several versions; which records are the newest
-is found from the footers alone, some millions of rows at a time, and is a bit a record afterwards. Knows files that
-nobody writes; knows no ids.
+is found from the footers alone, some millions of rows at a time, and is a bit a record afterwards, and a bit a row.
+Knows files that nobody writes; knows no ids.
 """
 
 from collections.abc import Callable
@@ -107,7 +107,8 @@ class Snapshot:
             return self._newest
         of = self.layout
         newest = [np.packbits(np.zeros(n * of.per_page, bool)) for n in self.pages]
-        written = [np.zeros(0, bool)]
+        assert _ROWS_AT_ONCE % 8 == 0, "so that bits of rows can be put one behind the other"
+        written = [np.zeros(0, np.uint8)]
         for start in range(0, self.rows, _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, self.rows)
             best = np.zeros(stop - start, np.uint64)  # of each row the highest stamp, and the record in that page
@@ -120,8 +121,8 @@ class Snapshot:
                 bits = np.zeros(n * of.per_page, bool)
                 bits[places[best[rows] == keys]] = True
                 newest[segment] |= np.packbits(bits)
-            written.append(best != 0)
-        self._newest, self._written = newest, np.packbits(np.concatenate(written))
+            written.append(np.packbits(best != 0))
+        self._newest, self._written = newest, np.concatenate(written)
         return newest
 
     def _versions(self, segment: int, start: int, stop: int) -> tuple[Ints, Any, Ints]:

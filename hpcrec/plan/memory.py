@@ -47,6 +47,9 @@ _PLACE_BYTES_AN_ID = 48  # of rows that are cached: distinct rows, their slots, 
 _PINNED_BYTES = 3 * 2 * 8 * MiB  # two buffers of each thread: steps, routes, rows ahead (kernels.staging)
 _KEPT_BYTES = 3 * 32 * MiB  # of rows that change while a checkpoint is written, as they are sorted (embedding.store)
 _SAVED_BYTES = (32 * MiB, 48 * MiB)  # at most, of a part: exported (embedding.held_rows), gathered (data.hdf5_filled)
+# Of rows on a disk: what files that are not finished have in memory, of at most so many a block (hpcrec/disk/log.py).
+_OPEN_FILES, _FILES_A_BLOCK, _FILE_BYTES = 4, 256, (MiB // 2, 64 * MiB)
+_FOOTER_BYTES_A_ROW, _FOOTER_BYTES_A_PAGE, _PAGE_BYTES = 4, 12, 4096
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -112,7 +115,7 @@ def rank_memory(
     shared : float
         The part of all messages that it exchanges with other ranks of its host through shared memory, from 0 to 1.
     relayed : float
-        The part that crosses between hosts by way of one rank of each (``exchange.path``).
+        The part that crosses between hosts by way of a rank for others (``exchange.path``).
     written : Written, optional
         How values and gradients cross, where not as they are (``exchange.codec``).
     read_bytes : float
@@ -268,7 +271,16 @@ def to_disk(
     whole = sum(h.rows * row_bytes(h.width, h.optimizer, item_bytes) for h in held if h.whole and not h.copied)
     terms["cached rows"] = memory_bytes - whole
     terms["places"] = routes * _PLACE_BYTES_AN_ID * traffic.ids + (1 + in_flight) * a_row * traffic.ids
+    terms["footers"] = sum(_footer_bytes(h.rows, row_bytes(h.width, h.optimizer, item_bytes)) for h in own)
     return {}
+
+
+def _footer_bytes(rows: float, a_row: float) -> float:
+    """Which rows the files have that are not finished. Tables of a block share its files, so this is the most."""
+    least, most = _FILE_BYTES
+    n_bytes = min(max(rows * a_row / _FILES_A_BLOCK, least), most)
+    pages = n_bytes / max(a_row, _PAGE_BYTES)  # of wide rows a page has one
+    return _OPEN_FILES * (n_bytes / max(a_row, 1) * _FOOTER_BYTES_A_ROW + pages * _FOOTER_BYTES_A_PAGE)
 
 
 def to_gpu_over_disk(

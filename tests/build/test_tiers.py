@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +263,35 @@ def test_counts_of_a_file(file: Path, tmp_path: Path, monkeypatch: pytest.Monkey
         tiers_of(config, [0], tmp_path / "reuse.json")
     refused = run.invoke(config_group, [*check, "--set", "store.name=dram", "--set", "store.path=x"])
     assert refused.exit_code != 0
+
+
+def test_counts_of_a_last_batch_that_is_not_full_are_taken(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "IDS_COUNTED", 1000)
+    for train in ({"batch_size": 300}, {"batch_size": 300, "steps": 7}):
+        config = config_of(file, tmp_path, 1, train=train)
+        (line,) = tier_report(config, 1)
+        words = line.partition("by hpcrec data ")[2].partition(" > ")[0].split()
+        counted = CliRunner().invoke(data_command, words, catch_exceptions=False)
+        (tmp_path / "reuse.json").write_text(counted.stdout)
+        assert not isinstance(tiers_of(config, [0], tmp_path / "reuse.json"), str)
+
+
+def test_counts_of_ids_that_say_nothing_of_rows_are_refused(file: Path, tmp_path: Path) -> None:
+    count = ["reuse", str(file), "--batch-size", str(BATCH), "--json"]
+    (tmp_path / "reuse.json").write_text(CliRunner().invoke(data_command, count, catch_exceptions=False).stdout)
+    few = config_of(file, tmp_path, 1, train={"steps": 20})
+    with pytest.raises(
+        ConfigError, match=rf"counted over {SAMPLES // BATCH} steps, but this run has 20 .*--samples 4000"
+    ):
+        tiers_of(few, [0], tmp_path / "reuse.json")
+    for rows, refused in ((2_000, True), (2_000_000, False)):
+        tables = {"large": {"rows": rows, "hashed": True}}
+        hashed = config_of(file, tmp_path, 10**6, embedding={"tables": tables})
+        said = pytest.raises(ConfigError, match=r"'large' has [\d,]+, hashed to 2,000 rows: .* Leave --reuse out")
+        with said if refused else nullcontext():
+            tiers_of(hashed, [0], tmp_path / "reuse.json")
 
 
 def test_a_disk_is_measured_where_its_folder_will_be(

@@ -17,6 +17,9 @@ from hpcrec.build.memory import memory_report, predict_memory, ranks_asked_for, 
 from hpcrec.comm.world import World
 from hpcrec.config import Config, load_config, validate
 from hpcrec.data.layout import Column, Columns
+from hpcrec.disk.common import Common, Settings
+from hpcrec.disk.log import RowLog
+from hpcrec.disk.segment import Footer
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.masks import Thresholding, make_masks
 from hpcrec.exchange.thresholds import Thresholded
@@ -105,6 +108,23 @@ def test_terms_by_hand():
     shared = rank_memory(held, traffic, None, item_bytes=4, ahead=1, shared=0.75, base_bytes=7)
     assert shared.total_bytes - found.total_bytes == shared.terms["message windows"]
     assert shared.terms["message windows"] == 2 * 0.75 * (4 * 3000 + 1000) + 2 * 1.75 * 4 * 16_000
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1000, 1), (2_000_000, 16), (20_000_000, 64), (400, 3000)])
+def test_footers_are_those_of_four_files_that_are_not_finished(tmp_path, rows, width):
+    a_row = row_bytes(width, "rowwise_adagrad", 4)
+    log = RowLog(Common(tmp_path, None, Settings()), 0, rows, a_row)
+    files = 4 * Footer.empty(log.segment_pages, log.layout.per_page).n_bytes
+    held = [HeldRows(rows=rows, width=width, optimizer="rowwise_adagrad")]
+    traffic, found = HolderTraffic(ids=30, bags=10, elements=160), []
+    for whole in (False, True):
+        some = [replace(of, whole=whole) for of in held]
+        on_disk = partial(to_disk, memory_bytes=10**10)
+        found.append(
+            rank_memory(some, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, elsewhere=on_disk)
+        )
+    assert found[0].terms["footers"] == pytest.approx(files, rel=0.15), "a page has more than rows"
+    assert found[1].terms["footers"] == 0
 
 
 def test_what_a_dense_rank_adds():

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,7 +26,8 @@ from hpcrec.training import attempts
 from hpcrec.training.telemetry import read_metrics
 from tests.comm.job import Job
 from tests.counts import keep_counts, share_of
-from tests.training.launched import Fault, launch
+from tests.training import runs
+from tests.training.launched import LITTLE_MEMORY, Fault, launch
 from tests.training.learned import check_equal
 from tests.training.runs import config_for, write_data
 
@@ -56,11 +58,20 @@ WAYS_TO_SAVE: dict[str, dict[str, Any]] = {
     "incremental": {"full_every": 3},
     "waiting": {"background": False, "full_every": 2},
     "linked": {"rows": "links"},
+    "leaving": {"rows": "links"},
 }
+# With store disk. Of the second nearly all rows leave the memory in each step, and one table is dynamic, with eviction.
+ON_DISK, LEAVING = ("linked", "leaving"), "leaving"
 LINKED_PLACES = {  # besides, of store disk
     0: [("os:link", 60), ("hpcrec.disk.tier:Tier.settle", 10), ("hpcrec.disk.tier:Tier.drop", 10)],
     1: [("os:link", 60), ("hpcrec.disk.lists:write_list", 10), ("hpcrec.disk.tier:Tier.take", 1)],
 }
+LEAVING_PLACES = [  # besides, where rows leave the memory: (place, calls of it in a run at most)
+    ("hpcrec.disk.log:RowLog._write_piece", 60),
+    ("hpcrec.disk.log:RowLog._clean_segment", 20),
+    ("hpcrec.embedding.stores.disk:TierBacking.fetch", 2 * STEPS),
+    ("hpcrec.embedding.stores.disk:TierBacking.write_back", 2 * STEPS),
+]
 KILLS = 3  # of a test of the soak, of which there are enough for 100 (a test may take 4 minutes)
 KILLED = (128 + 9, 9)  # by Open MPI's launcher, by MPICH's
 
@@ -68,11 +79,15 @@ KILLED = (128 + 9, 9)  # by Open MPI's launcher, by MPICH's
 Wholes = Callable[[str, str], Path]
 
 
-def soaked(test: Callable[..., None]) -> Callable[..., None]:
-    """A test of the soak: for both modes, each way to save, and three seeds or a share of them."""
-    for name, values in (("seed", range(share_of(3))), ("saving", WAYS_TO_SAVE), ("mode", ["split", "fused"])):
-        test = pytest.mark.parametrize(name, values)(test)
-    return pytest.mark.slow(test)
+def soaked(*ways: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A test of the soak: for both modes, these ways to save, and three seeds or a share of them."""
+
+    def marked(test: Callable[..., None]) -> Callable[..., None]:
+        for name, values in (("seed", range(share_of(3))), ("saving", ways), ("mode", ["split", "fused"])):
+            test = pytest.mark.parametrize(name, values)(test)
+        return pytest.mark.slow(test)
+
+    return marked
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +98,7 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
     def run(mode: str, saving: str) -> Path:
         if (mode, saving) not in made:
             folder = tmp_path_factory.mktemp("whole")
-            data_in(folder)
+            data_in(folder, saving)
             made[mode, saving] = whole_run(folder, mode, saving)
         return made[mode, saving]
 
@@ -93,23 +108,32 @@ def wholes(tmp_path_factory: pytest.TempPathFactory) -> Wholes:
 def config(folder: Path, run: str, mode: str, keep: int, saving: str = "plain") -> Config:
     data = {name: str(folder / f"{name}.h5") for name in ("train", "validation")}
     on_disk = {"name": "disk", "path": str(folder / f"{run}-rows"), "memory_bytes": 5_000_000}
+    user: dict[str, Any] = {"dynamic": {"capacity": 24, "evict": "lru"}} if saving == LEAVING else {"shard": "row"}
     return config_for(
         folder,
         data=data,
         topology={"mode": mode, **({"owners": 1} if mode == "split" else {})},
         model={"name": "deepfm", "options": {"dropout": 0.2}},
-        embedding={"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}, "tables": {"user": {"shard": "row"}}},
+        embedding={"optimizer": {"name": "rowwise_adagrad", "lr": 0.1}, "tables": {"user": user}},
         dense={"reducer": "mpi", "optimizer": {"name": "Adam", "lr": 0.05}},
         schedule={"kind": "cosine", "warmup_steps": 5},
         train={"dtype": "float32", "steps": STEPS, "eval_every": 9, "log_every": 5, "early_stop": {"patience": 50}},
         checkpoint={"every": EVERY, "keep": keep, **WAYS_TO_SAVE[saving]},
-        store=on_disk if saving == "linked" else {},
+        store=on_disk if saving in ON_DISK else {},
         run={"folder": str(folder / run), "tensorboard": False, "progress": False},
     )
 
 
+def leaves(wanted: Config) -> bool:
+    return wanted.embedding.tables["user"].dynamic is not None
+
+
+def begin(folder: Path, wanted: Config, fault: Fault | None = None) -> Job:
+    return launch(folder, wanted, fault, patches=LITTLE_MEMORY if leaves(wanted) else "")
+
+
 def finish(folder: Path, wanted: Config) -> None:
-    job = launch(folder, wanted)
+    job = begin(folder, wanted)
     assert job.end(limit_s=60).code == 0
 
 
@@ -126,14 +150,15 @@ def was_killed(job: Job) -> bool:
 
 def kill_at_a_place(folder: Path, wanted: Config, choice: random.Random) -> bool:
     rank = choice.choice([0, 1, 2])
-    more = LINKED_PLACES if wanted.store.name == "disk" else {0: [], 1: []}
-    place, calls = choice.choice(PLACES[min(rank, 1)] + more[min(rank, 1)])
-    return was_killed(launch(folder, wanted, Fault(rank, place, choice.randint(1, calls), "kill")))
+    places = PLACES[min(rank, 1)] + (LINKED_PLACES[min(rank, 1)] if wanted.store.name == "disk" else [])
+    places += LEAVING_PLACES if leaves(wanted) else []
+    place, calls = choice.choice(places)
+    return was_killed(begin(folder, wanted, Fault(rank, place, choice.randint(1, calls), "kill")))
 
 
 def kill_at_a_time(folder: Path, wanted: Config, choice: random.Random) -> bool:
     rank = choice.choice([0, 1, 2])
-    job = launch(folder, wanted)
+    job = begin(folder, wanted)
     try:
         job.wait_ready()
         time.sleep(0.05 + choice.random() * 2.0)
@@ -149,6 +174,9 @@ def whole_run(folder: Path, mode: str, saving: str = "plain") -> Path:
     finish(folder / "job", config(folder, f"whole-{mode}", mode, 1000, saving))
     run = folder / f"whole-{mode}"
     assert steps_in(run) == list(range(EVERY, STEPS + 1, EVERY))
+    owners: dict[str, Any] = json.loads((run / "summary.json").read_text())["owners"]
+    if saving == LEAVING:
+        assert sum(owner["disk_rows_read"] for owner in owners.values()) > 5 * STEPS, "rows came back"
     return run
 
 
@@ -295,7 +323,7 @@ def test_a_run_that_is_killed_is_started_again_until_it_ends_with_the_same_bits(
     assert "<h2>Attempts</h2>" in page and page.count("3 ranks on ") == 3
 
 
-@soaked
+@soaked(*(way for way in WAYS_TO_SAVE if way != LEAVING))  # the command itself has no such tables
 def test_killed_at_random_instants_and_started_again_equals_uninterrupted(
     tmp_path: Path, wholes: Wholes, mode: str, saving: str, seed: int
 ) -> None:
@@ -323,9 +351,14 @@ def test_killed_at_random_instants_and_started_again_equals_uninterrupted(
     keep_counts(f"kills-restarted-{mode}-{saving}-{seed}", {"kills": kills})
 
 
-def data_in(folder: Path) -> None:
-    write_data(folder / "train.h5", samples=300, seed=3)
-    write_data(folder / "validation.h5", samples=120, seed=4)
+def data_in(folder: Path, saving: str = "plain") -> None:
+    """Where rows are to leave the memory, of tables with more rows than the smallest caches have."""
+    times = 40 if saving == LEAVING else 1
+    with pytest.MonkeyPatch.context() as patch:
+        larger = tuple(replace(feature, cardinality=times * feature.cardinality) for feature in runs.FEATURES)
+        patch.setattr(runs, "FEATURES", larger)
+        write_data(folder / "train.h5", samples=300, seed=3)
+        write_data(folder / "validation.h5", samples=120, seed=4)
 
 
 @pytest.mark.slow
@@ -359,13 +392,27 @@ def test_killed_while_files_are_linked_and_while_they_are_taken_over(tmp_path: P
     assert not list((tmp_path / "killed-rows").glob("*/*")), "the store's own files go with the run"
 
 
-@soaked
+@pytest.mark.slow
+def test_killed_while_rows_leave_the_memory(tmp_path: Path) -> None:
+    """In a read, in a write and in cleaning, with ids of a dynamic table that lose their rows."""
+    data_in(tmp_path, LEAVING)
+    whole = whole_run(tmp_path, "fused", LEAVING)
+    wanted = config(tmp_path, "killed", "fused", 2, LEAVING)
+    for number, (place, calls) in enumerate(LEAVING_PLACES):
+        job = begin(tmp_path / "job", wanted, Fault(number % 3, place, calls // 4, "kill"))
+        assert job.end(limit_s=30).code in KILLED, place
+        check_left(tmp_path / "killed", whole)
+    assert steps_in(tmp_path / "killed")
+    assert chain(tmp_path, "killed", "fused", whole, 0, random.Random(0), LEAVING) == 0
+
+
+@soaked(*WAYS_TO_SAVE)
 def test_killed_at_random_instants_and_resumed_equals_uninterrupted(
     tmp_path: Path, wholes: Wholes, mode: str, saving: str, seed: int
 ) -> None:
-    data_in(tmp_path)
-    whole, choice, kills, runs = wholes(mode, saving), random.Random(seed), 0, 0
+    data_in(tmp_path, saving)
+    whole, choice, kills, tried = wholes(mode, saving), random.Random(seed), 0, 0
     while kills < KILLS:
-        runs += 1
-        kills += chain(tmp_path, f"killed-{runs}", mode, whole, KILLS - kills, choice, saving)
+        tried += 1
+        kills += chain(tmp_path, f"killed-{tried}", mode, whole, KILLS - kills, choice, saving)
     keep_counts(f"kills-resumed-{mode}-{saving}-{seed}", {"kills": kills})

@@ -7,7 +7,7 @@ Source: [MTRAINS].
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, cast
 
@@ -154,7 +154,8 @@ class CachedStore(MemoryStore):
         if self._ahead.needs(step) and self._is_crowded(rows, asked):
             self._crowded.add(step)
         else:
-            self._ahead.note_anew(step, rows, inverse)
+            with self._waits() if self._ahead.needs(step) else nullcontext():
+                self._ahead.note_anew(step, rows, inverse)
 
     def _is_crowded(self, rows: Mapping[int, Any], asked: Sequence[Asked]) -> bool:
         whole = any(block.needs_norms for block in self.blocks) or any(of.maxima is not None for of in asked)
@@ -166,10 +167,8 @@ class CachedStore(MemoryStore):
     def gather(self, step: int, asked: Sequence[Asked], values: Floats) -> None:
         """See ``Store``."""
         if self._cache and not self._ahead.needs(step):
-            began_s = time.perf_counter()
-            self._ahead.need(step)
-            if self._ahead.noted(step).trains:
-                self._waited_s += time.perf_counter() - began_s
+            with self._waits() if self._ahead.noted(step).trains else nullcontext():
+                self._ahead.need(step)
         super().gather(step, asked, values)
         self._ahead.start()
 
@@ -214,7 +213,10 @@ class CachedStore(MemoryStore):
     ) -> None:
         self._n_pieces += 1
         piece = -self._n_pieces  # no step has such a number
-        with self._ahead.beside(piece, rows, {b: self._there(np.arange(len(of))) for b, of in rows.items()}):
+        inverse = {b: self._there(np.arange(len(of))) for b, of in rows.items()}
+        with ExitStack() as stack:
+            with self._waits():
+                stack.enter_context(self._ahead.beside(piece, rows, inverse))
             if step in self._given:
                 self._given[piece] = self._given[step]
             super().learn(piece, some, gradients, lambda own: own, number=number, lr_scale=lr_scale)
@@ -226,6 +228,15 @@ class CachedStore(MemoryStore):
         self._crowded.discard(step)
         if self._cache:
             self._ahead.release(step)
+
+    @contextmanager
+    def _waits(self) -> Iterator[None]:
+        """A training step waits for rows meanwhile."""
+        began_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited_s += time.perf_counter() - began_s
 
     def _worked(self, step: int, block: int, asked: Asked) -> Worked:
         if block not in self._cache:
