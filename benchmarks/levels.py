@@ -10,7 +10,8 @@ messages of at most 1 kB at 4 x 8 ranks, by that of levels: the row whose interv
 ``levels.messages_per_rank`` is what the rank that sends most sends to other hosts in a phase: of 4 x 8 by the
 ledger, of larger clusters by the same function without MPI; of messages that are small enough to be put together
 (``comm.levels.PEER_BYTES``). Above that a rank sends one to each other host, and of large ones (``ALONE_BYTES``) as
-many as by the flat path. Hosts here share the machine's cores.
+many as by the flat path. Hosts here share the machine's cores. Rows say where all that a host sends is less than 20
+times ``BURST``, which passes unshaped: there the rate of the link says little.
 """
 
 from collections.abc import Callable
@@ -25,10 +26,11 @@ from on_ranks import launch
 
 from hpcrec.comm.levels import pairs_of
 
-BURST, REPEATS, QUICK_REPEATS = "8kb", 40, 5
+BURST, BURST_BYTES, REPEATS, QUICK_REPEATS = "8kb", 8192, 40, 5
 RATES = ("1gbit", "100mbit")
 SIZES = (64, 256, 1024, 8192, 32768, 131072)
 SMALL = 1024
+LARGEST = {8: 8192, 2: SIZES[-1]}  # by ranks a host: more of many ranks takes hours on the slower link
 ALGORITHMS = {"0": "chosen by the library", "1": "linear", "2": "pairwise"}
 LARGE = {"8x8": (8, 8), "128x8": (128, 8), "1250x8": (1250, 8)}
 
@@ -65,7 +67,8 @@ def small_messages(cluster: Path, *, quick: bool) -> tuple[list[Row], list[Row]]
     rows = list[Row]()
     for ranks in (8,) if quick else (8, 2):
         for rate in RATES[: 1 if quick else None]:
-            rows += _measured(cluster, rate, ranks, SIZES[1:2] if quick else SIZES, QUICK_REPEATS if quick else REPEATS)
+            sizes = SIZES[1:2] if quick else tuple(size for size in SIZES if size <= LARGEST[ranks])
+            rows += _measured(cluster, rate, ranks, sizes, QUICK_REPEATS if quick else REPEATS)
     small = [row for row in rows if row["ranks_a_host"] == 8 and row["bytes"] <= SMALL]
     least = min(small, key=lambda row: row["low"])
     return rows, [claim("levels.speed.small_messages", least["faster"], unit, goal, sure=(least["low"], least["high"]))]
@@ -96,6 +99,7 @@ def _measured(cluster: Path, rate: str, ranks: int, sizes: tuple[int, ...], repe
             "ranks_a_host": ranks,
             "rate": rate,
             "bytes": n_bytes,
+            "unshaped": ranks * ranks * (launch.HOSTS - 1) * n_bytes < 20 * BURST_BYTES,
         }
         row |= {f"{name}_ms": 1e3 * float(seconds) for name, seconds in library.items()}
         row |= {f"{path}_ms": 1e3 * float(np.median(each[algorithm]["seconds"][path])) for path in ("flat", "levels")}

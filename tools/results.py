@@ -56,7 +56,7 @@ PARTS = {
     **{f"cached_{part}": part for part in CACHED},
     **{f"cached_{part}": f"{part} --data DIR" for part in ("history", "dealt", *QUALITY)},
     "levels_dealt": "dealt",
-    **{f"levels_{part}": part for part in ("rows", "slowdown")},
+    **{f"levels_{part}": part for part in ("messages", "rows", "slowdown")},
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "towers": "speed",

@@ -135,6 +135,7 @@ def train(
             "samples_per_s": session.parts.splits["train"].order.batch_size / step_s,
             "path": session.parts.world.describe()["path"],
             "within": bool(session.parts.chosen and session.parts.chosen.found.get("tables_within_hosts")),
+            "forms": dict(sorted(session.parts.exchange.layout.form_of.items())),  # copies are one of them
             "bytes_TRR": (bytes_RTR.transpose(1, 0, 2) / session.step).tolist(),
         }
         if clock is not None:

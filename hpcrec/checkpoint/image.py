@@ -146,7 +146,7 @@ def _others(session: Session, state: dict[str, Any]) -> list[Write]:
         skipped |= {"dropped_features": dropped} if dropped else {}
         thresholds: dict[str, Any] = {"thresholds": by_rank} if any(by_rank) else {}
         if thresholds and world.by_levels:
-            thresholds["whole_inside"] = True  # vectors, in hosts
+            thresholds["uncoded_inside"] = True  # vectors, in hosts
         if thresholds and parts.exchange.layout.added:
             thresholds["summed"] = sorted(parts.exchange.layout.added)
         trials = parts.pipeline.trials

@@ -75,7 +75,7 @@ class Collectives:
     pieces : Pieces, optional
         Those in which messages of ``alltoallv`` go through MPI; by default they go whole.
     host_of : sequence of int, optional
-        Host of each rank of ``comm``, where messages between hosts go by way of one rank of each (``comm.levels``), for
+        Host of each rank of ``comm``, where messages between hosts go by levels (``comm.levels``), for
         which windows are needed; then whole. By default each rank sends its own.
 
     Attributes
@@ -83,7 +83,7 @@ class Collectives:
     without_windows : str
         Why they do not; empty where they do, or would if a host had several ranks.
     by_levels : bool
-        Whether messages between hosts go by way of one rank of each; see ``take_path``.
+        Whether messages between hosts go by levels; see ``take_path``.
     """
 
     def __init__(

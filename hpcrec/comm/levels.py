@@ -5,8 +5,9 @@ into their windows (``comm.window``); the gate puts those of its host to the ran
 sends them to the gate there, and lays what comes from it where the ranks of its own host read theirs. So a rank sends
 about (hosts - 1) / (ranks of a host) messages in place of one to every rank of the other hosts. Where more crosses
 between two hosts the link would wait for what is put together: then each rank sends what it has for all ranks of the
-other host to one of them, its *peer*, who lays it there: hosts - 1 messages a rank. And where messages are large, each
-rank sends its own to each rank, for nobody gains by fewer, and what is laid down is copied once more.
+other host to one of them, its *peer*, who lays it there: hosts - 1 messages a rank. And where messages are large, or
+peers would save few (``FEW``), each rank sends its own to each rank, for what is laid down is copied once more, and a
+host's ranks meet for it.
 What a rank is given is what was sent to it, byte for byte. Notes which hop a rank waits in (``comm.progress``), for
 reports of stalls. Knows ranks, hosts and bytes, not what they mean.
 """
@@ -27,6 +28,7 @@ _TAG, _ALONE, _PEER = 2, 3, 4
 _MOST_UNITS = 2**31 - 1
 # From rank to rank, in the mean of two hosts: from here on each rank sends to its peers, and to every rank.
 PEER_BYTES, ALONE_BYTES = 8192, 65536
+FEW = 16  # messages of a rank in a phase: as many as peers have to save
 NOTHING, TOGETHER, PEERS, ALONE = range(4)
 """What crosses from one host to another: no byte, one message, one of each rank, one of each rank to each."""
 _Coming = tuple[MPI.Request, int, int]
@@ -169,8 +171,11 @@ class Levels:
             each = n_bytes / (len(self._local) * len(pair.there))
             if not n_bytes:
                 found.append(NOTHING)
-            else:
-                found.append(TOGETHER if each < PEER_BYTES else PEERS if each < ALONE_BYTES else ALONE)
+            elif each < PEER_BYTES:
+                found.append(TOGETHER)
+            else:  # numbers that both hosts have: of ranks, and of hosts
+                saved = len(self._pairs) * (min(len(self._local), len(pair.there)) - 1)
+                found.append(PEERS if each < ALONE_BYTES and saved >= FEW else ALONE)
         return found
 
     def _sent(self, out: Sequence[int], turn: int, sent_bytes_R: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:

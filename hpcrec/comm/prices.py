@@ -1,9 +1,10 @@
 """What messages of all ranks to all cost by either path: seconds of a phase, and of a byte, measured on these ranks.
 
 Between hosts messages go flat or by levels (``Collectives.by_levels``), inside a host the same way by both. Messages
-with next to nothing in them, small ones (which by levels one rank of a host sends for all) and larger ones are sent a
-few times each, and times of the slowest rank are taken: every rank has the same prices. Knows bytes, not what they
-mean.
+with next to nothing in them, and some of each size that crosses in a way of its own by levels (of one rank for all, of
+each rank to a peer, of each rank to each) are sent a few times, and times of the slowest rank are taken: every rank has
+the same prices. Where ranks are so many that messages of a size would be more than ``MOST_BYTES`` of each, a byte of
+them costs what one of the next smaller size does. Knows bytes, not what they mean.
 """
 
 import time
@@ -13,17 +14,17 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from hpcrec.comm.collectives import Collectives
-from hpcrec.comm.levels import PEER_BYTES
+from hpcrec.comm.levels import ALONE_BYTES, PEER_BYTES
 from hpcrec.comm.sizes import UNIT_BYTES
 from hpcrec.comm.world import World
 from hpcrec.types import Ints
 
 PATHS = ("flat", "levels")
 REPEATS, WARMUP = 5, 1
-RANK_BYTES = 1 << 20  # that a rank sends in larger ones
-FEWEST_UNITS = 16  # of one of them, however many ranks there are: else a byte would have no price
+MOST_BYTES = 4 << 20  # that a rank sends
+FEWEST_UNITS = 16  # of a message, however many ranks there are: else a byte would have no price
 WORDS = 4  # of numbers, to each rank
-_SMALL_BYTES = PEER_BYTES // 2  # of a small message
+_SIZES = (PEER_BYTES // 2, 3 * PEER_BYTES, 2 * ALONE_BYTES)  # of a message that crosses in each of the three ways
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,14 @@ class Prices:
     phase_s : float
         Of a phase, whatever crosses in it.
     far_byte_s : float
-        Of a byte to another host, of those that a host sends.
+        Of a byte to another host, of those that a host sends, where ranks have much for each other.
     near_byte_s : float
         Of a byte inside a host, of those that its ranks send each other.
     meeting_s : float
         Of a phase in which ranks of a host alone send something, whatever it is.
-    small_far_byte_s : float or None
-        Of a byte to another host where ranks have less than ``levels.PEER_BYTES`` for each other; None: as of others.
+    small_far_byte_s, peer_far_byte_s : float or None
+        Of a byte to another host where ranks have less than ``levels.PEER_BYTES`` for each other, and where they have
+        less than ``levels.ALONE_BYTES``; None: as of others.
     """
 
     control_s: float
@@ -52,6 +54,7 @@ class Prices:
     near_byte_s: float
     meeting_s: float
     small_far_byte_s: float | None = None
+    peer_far_byte_s: float | None = None
 
     def step_s(self, phases: int, meetings: int, far_bytes: Sequence[float], near_bytes: float, pairs: float) -> float:
         """Of so many phases, and meetings of hosts; a host sends so many bytes, and its ranks so many to each other.
@@ -63,9 +66,8 @@ class Prices:
         return fixed_s + far_s + near_bytes * self.near_byte_s
 
     def _far_byte_s(self, pair_bytes: float) -> float:
-        if pair_bytes < PEER_BYTES and self.small_far_byte_s is not None:
-            return self.small_far_byte_s
-        return self.far_byte_s
+        own = self.small_far_byte_s if pair_bytes < PEER_BYTES else self.peer_far_byte_s
+        return self.far_byte_s if own is None or pair_bytes >= ALONE_BYTES else own
 
     def as_dict(self) -> dict[str, float]:
         """For records."""
@@ -86,27 +88,27 @@ def _measured(world: World) -> dict[str, Prices]:
     meeting_s = _meeting_s(world)
     host_R = np.array(topology.host_of)
     far_R = host_R != host_R[topology.rank]
-    each = max(FEWEST_UNITS * UNIT_BYTES, RANK_BYTES // topology.size // UNIT_BYTES * UNIT_BYTES)
+    most = max(FEWEST_UNITS * UNIT_BYTES, MOST_BYTES // topology.size // UNIT_BYTES * UNIT_BYTES)
+    sizes = [size for size in _SIZES if size <= most] or [min(most, _SIZES[0])]
     found = dict[str, Prices]()
     for path in PATHS:
         world.take_path(path)
         small_s = _seconds(world, np.full(topology.size, UNIT_BYTES))
-        far_s = _seconds(world, np.where(far_R, each, UNIT_BYTES))
-        near_s = _seconds(world, np.where(far_R, UNIT_BYTES, each))
+        near_s = _seconds(world, np.where(far_R, UNIT_BYTES, sizes[-1]))
         hosts = [int((host_R == host).sum()) for host in sorted(set(topology.host_of))]
         pairs = max(n * (topology.size - n) for n in hosts)
-        near_bytes = max(n * (n - 1) for n in hosts) * (each - UNIT_BYTES)
-        far_byte_s = _slope(far_s - small_s, pairs * (each - UNIT_BYTES))
-        near_byte_s = _slope(near_s - small_s, near_bytes)
-        small_far_byte_s = None
-        if each > 2 * _SMALL_BYTES:  # else those were small themselves
-            less_far_s = _seconds(world, np.where(far_R, _SMALL_BYTES, UNIT_BYTES))
-            slope = _slope(less_far_s - small_s, pairs * (_SMALL_BYTES - UNIT_BYTES))
-            small_far_byte_s = max(slope, far_byte_s)  # of so few bytes it may be noise
+        near_byte_s = _slope(near_s - small_s, max(n * (n - 1) for n in hosts) * (sizes[-1] - UNIT_BYTES))
+        far_s = [
+            _slope(_seconds(world, np.where(far_R, size, UNIT_BYTES)) - small_s, pairs * (size - UNIT_BYTES))
+            for size in sizes
+        ]
+        # Of few bytes the slope may be noise: no smaller message's byte is cheaper than a larger one's.
+        far_s = [max(far_s[i:]) for i in range(len(far_s))]
+        small, peers, large = (far_s[min(i, len(far_s) - 1)] for i in range(len(_SIZES)))
         control_s = _slowest_s(
             world, lambda: world.main.alltoall(np.zeros((topology.size, WORDS), np.int64), "control")
         )
-        found[path] = Prices(control_s, small_s, far_byte_s, near_byte_s, meeting_s, small_far_byte_s)
+        found[path] = Prices(control_s, small_s, large, near_byte_s, meeting_s, small, peers)
     world.take_path(PATHS[before])
     return found
 

@@ -67,7 +67,7 @@ class World:
     piece_bytes : int
         Of a piece of their messages, at most, between hosts; 0: they cross whole.
     levels : bool
-        Whether messages of all ranks go between hosts by way of one rank of each (``comm.levels``).
+        Whether messages of all ranks go between hosts by levels (``comm.levels``).
     places : int or None
         Ranks of a host that are taken for one of their own, at most: the hosts that this makes are what roles, levels,
         windows and the ledger see (``topology.places_of``). By default hosts are as they are.
@@ -304,12 +304,12 @@ class World:
 
     @property
     def by_levels(self) -> bool:
-        """Whether messages of all ranks between hosts go by way of one rank of each."""
+        """Whether messages of all ranks between hosts go by levels."""
         return all(of.by_levels for of in self._of_all())
 
     @property
-    def whole(self) -> tuple[int, ...]:
-        """World ranks to and from whom floats cross as they are, whatever the codec: by levels those of this host."""
+    def uncoded_ranks(self) -> tuple[int, ...]:
+        """World ranks to and from whom no codec has to write, for nothing crosses a link: by levels this host's."""
         return tuple(self.topology.host_ranks) if self.by_levels else ()
 
     @property

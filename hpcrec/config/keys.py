@@ -282,12 +282,13 @@ class ExchangeConfig:
     path: Literal["flat", "levels", "auto"] = "flat"
     """How messages cross between hosts. flat: each rank sends its own to every rank of the others. levels: ranks of a
     host put small ones together, so that between two hosts one message crosses each way, by ranks that share the other
-    hosts among them; vectors of bags are added before they cross, rows asked for once a host, and tables dealt within
-    hosts (docs/exchange.md). It needs exchange.windows. auto: that of fewest seconds a step, of flat, flat with tables
-    dealt within hosts, and levels, with forms that are auto, by bytes that are counted on the first exchange.auto_steps
-    batches and prices that are measured; a run that goes on has what its checkpoint says. Changes no result beyond the
-    order of sums; but with levels no codec writes what stays inside a host, with codec dct elements are chosen of sums,
-    and a dynamic table that becomes full has other ids, where it is dealt to fewer owners."""
+    hosts among them, and of larger ones one of each rank where that is many fewer; vectors of bags are added before
+    they cross, rows asked for once a host, and tables dealt within hosts (docs/exchange.md). It needs exchange.windows.
+    auto: that of fewest seconds a step, of flat, flat with tables dealt within hosts, and levels, with forms that are
+    auto, by bytes that are counted on the first exchange.auto_steps batches and prices that are measured; a run that
+    goes on has what its checkpoint says. Changes no result beyond the order of sums; but with levels no codec writes
+    what stays inside a host, unless a table has copies (replicate), with codec dct elements are chosen of sums, and a
+    dynamic table that becomes full has other ids, where it is dealt to fewer owners."""
     piece_bytes: Count = 128 << 10
     """Values and gradients cross between hosts in pieces of so many bytes, 6 under way at once of a rank, so that sums
     of dense gradients need not wait behind all of them; 0: in whole messages. Only where steps are in flight: with

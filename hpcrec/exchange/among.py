@@ -22,7 +22,7 @@ from torch import Tensor
 
 from hpcrec.comm.world import World
 from hpcrec.exchange.at_place import AtPlace
-from hpcrec.exchange.codecs import as_they_are
+from hpcrec.exchange.codecs import uncoded_ranks
 from hpcrec.exchange.layout import Layout
 from hpcrec.exchange.reduction import Reduction, Sum
 from hpcrec.exchange.slices import Slice
@@ -79,7 +79,7 @@ class AmongOwners:
             if sums and collectives is not None:
                 mine = [s for s in sums if rank in s.members]
                 numbers = [reduction.number(s, rank) for s in mine]
-                swap = Swap(collectives, np.dtype(dtype), codec, as_they_are(world, layout))
+                swap = Swap(collectives, np.dtype(dtype), codec, uncoded_ranks(world, layout))
                 self._rounds.append(_Round(swap, rank, mine, numbers, operators))
         self.idle = not self._rounds
 

@@ -145,14 +145,14 @@ class Halves(Elementwise):
     ----------
     collectives : Collectives
     kind : str
-    whole : collection of int
+    uncoded : collection of int
         World ranks to and from whom messages cross as they are.
     """
 
-    def __init__(self, collectives: Collectives, kind: str, whole: Collection[int] = ()) -> None:
+    def __init__(self, collectives: Collectives, kind: str, uncoded: Collection[int] = ()) -> None:
         self._collectives = collectives
         self._kind = kind
-        self._whole_R = np.isin(collectives.ranks, list(whole))
+        self._uncoded_R = np.isin(collectives.ranks, list(uncoded))
 
     def message(self, bytes_R: Ints, behind_bytes: int = 0, tag: str = "values") -> Floats:  # noqa: ARG002
         """See ``Codec``. Not shared memory: what is written there is what it makes of this."""
@@ -162,35 +162,39 @@ class Halves(Elementwise):
 
     def alltoallv(self, sent: Floats, sent_R: Ints, due_R: Ints, tag: str, behind_bytes: int = 0) -> Floats:
         """See ``Codec``."""
-        whole_R = self._whole_R
-        wire_R, wire_due_R = self._wire_bytes(sent_R, whole_R), self._wire_bytes(due_R, whole_R)
-        message = self._written(sent, sent_R, wire_R, whole_R)
+        uncoded_R = self._uncoded_R
+        wire_R, wire_due_R = self._wire_bytes(sent_R, uncoded_R), self._wire_bytes(due_R, uncoded_R)
+        message = self._written(sent, sent_R, wire_R, uncoded_R)
         came = self._collectives.alltoallv(message, wire_R, wire_due_R, tag)
-        return self._read(came, due_R, wire_due_R, whole_R, behind_bytes)
+        return self._read(came, due_R, wire_due_R, uncoded_R, behind_bytes)
 
     def pass_on(self, sent: Floats, out: Bundles, due: Bundles, tag: str) -> Floats:
         """See ``Elementwise``. What was read is rounded already: to write it again changes no bit."""
-        whole_N, whole_due_N, size = self._whole_R[out.rank_N], self._whole_R[due.rank_N], self._collectives.size
-        wire_N, wire_due_N = self._wire_bytes(out.bytes_N, whole_N), self._wire_bytes(due.bytes_N, whole_due_N)
-        message = self._written(sent, out.bytes_N, wire_N, whole_N)
+        uncoded_N, uncoded_due_N, size = (
+            self._uncoded_R[out.rank_N],
+            self._uncoded_R[due.rank_N],
+            self._collectives.size,
+        )
+        wire_N, wire_due_N = self._wire_bytes(out.bytes_N, uncoded_N), self._wire_bytes(due.bytes_N, uncoded_due_N)
+        message = self._written(sent, out.bytes_N, wire_N, uncoded_N)
         came = self._collectives.alltoallv(message, out.by_rank(wire_N, size), due.by_rank(wire_due_N, size), tag)
-        return self._read(came, due.bytes_N, wire_due_N, whole_due_N, 0)
+        return self._read(came, due.bytes_N, wire_due_N, uncoded_due_N, 0)
 
-    def _written(self, sent: Floats, sent_N: Ints, wire_N: Ints, whole_N: _Marks) -> np.ndarray:
+    def _written(self, sent: Floats, sent_N: Ints, wire_N: Ints, uncoded_N: _Marks) -> np.ndarray:
         message = self._collectives.message(wire_N, np.uint8)
         for n, floats, written in pieces_of(sent_N, wire_N):
             values = sent[floats]
-            if whole_N[n]:
+            if uncoded_N[n]:
                 message[written] = values.view(np.uint8)
             else:
                 kernels.write_halves(values, message[written][: self._exact(len(values))], self._kind)
         return message
 
-    def _read(self, came: np.ndarray, due_N: Ints, wire_due_N: Ints, whole_N: _Marks, behind_bytes: int) -> Floats:
+    def _read(self, came: np.ndarray, due_N: Ints, wire_due_N: Ints, uncoded_N: _Marks, behind_bytes: int) -> Floats:
         received = np.empty((int(due_N.sum()) + behind_bytes) // _FLOAT_BYTES, np.float32)
         for n, floats, written in pieces_of(due_N, wire_due_N):
             values = received[floats]
-            if whole_N[n]:
+            if uncoded_N[n]:
                 values.view(np.uint8)[:] = came[written]
             else:
                 kernels.read_halves(came[written][: self._exact(len(values))], values, self._kind)
@@ -199,19 +203,19 @@ class Halves(Elementwise):
     def _exact(self, n: int) -> int:
         return kernels.half_bytes(n, self._kind)
 
-    def _wire_bytes(self, bytes_N: Ints, whole_N: _Marks) -> Ints:
+    def _wire_bytes(self, bytes_N: Ints, uncoded_N: _Marks) -> Ints:
         exact = [self._exact(n // _FLOAT_BYTES) for n in bytes_N.tolist()]
-        return np.where(whole_N, bytes_N, padded_bytes(np.array(exact, np.int64)))
+        return np.where(uncoded_N, bytes_N, padded_bytes(np.array(exact, np.int64)))
 
 
 def make_codec(
-    name: str, collectives: Collectives, dtype: np.dtype[Any], whole: Collection[int] = ()
+    name: str, collectives: Collectives, dtype: np.dtype[Any], uncoded: Collection[int] = ()
 ) -> Plain | Halves:
     """The codec of that name, ``fp32``, ``bf16`` or ``fp16``; all but ``fp32`` are for float32 alone.
 
-    ``whole``: world ranks to and from whom messages cross as they are.
+    ``uncoded``: world ranks to and from whom messages cross as they are.
     """
-    return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name, whole)
+    return Plain(collectives, dtype) if name == "fp32" else Halves(collectives, name, uncoded)
 
 
 def wire_item_bytes(name: str, dtype: np.dtype[Any]) -> float:

@@ -15,12 +15,12 @@ from hpcrec.exchange.masks import Masks, Thresholding
 from hpcrec.exchange.thresholds import Thresholded
 
 
-def as_they_are(world: World, layout: Layout) -> tuple[int, ...]:
-    """World ranks to and from whom messages cross as they are: by levels those of this host.
+def uncoded_ranks(world: World, layout: Layout) -> tuple[int, ...]:
+    """World ranks to and from whom no codec writes: by levels those of this host, else nobody.
 
-    None where rows have copies on every dense rank: gradients are written to all of these alike.
+    Nobody either where rows have copies on every dense rank: gradients are written to all of these alike.
     """
-    return () if layout.copied else world.whole
+    return () if layout.copied else world.uncoded_ranks
 
 
 def codec_for(
@@ -30,7 +30,7 @@ def codec_for(
     masks: Masks | None,
     thresholding: Thresholding | None,
     direct: tuple[kernels.Device | None, kernels.Device | None] | None,
-    whole: Collection[int] = (),
+    uncoded: Collection[int] = (),
 ) -> Codec:
     """The codec that writes values as ``kind``.
 
@@ -41,11 +41,13 @@ def codec_for(
     thresholding : Thresholding or None
     direct : (Device or None, Device or None), or None
         Where messages cross from and to devices' memory: that of this rank's rows, and of its model's inputs.
-    whole : collection of int
-        World ranks to and from whom messages cross as they are.
+    uncoded : collection of int
+        World ranks to and from whom messages cross as they are in memory.
     """
-    assert direct is None or not whole, "there messages do not go by levels"
+    assert direct is None or not uncoded, "there messages do not go by levels"
     if thresholding is not None:
         assert direct is None, "the host thresholds"
-        return Thresholded(collectives, masks, kind, thresholding, whole)
-    return make_codec(kind, collectives, dtype, whole) if direct is None else Direct(collectives, kind, dtype, *direct)
+        return Thresholded(collectives, masks, kind, thresholding, uncoded)
+    return (
+        make_codec(kind, collectives, dtype, uncoded) if direct is None else Direct(collectives, kind, dtype, *direct)
+    )

@@ -56,7 +56,7 @@ from hpcrec.exchange.among import AmongOwners
 from hpcrec.exchange.bags import Splitter
 from hpcrec.exchange.between_hosts import BetweenHosts
 from hpcrec.exchange.codec import Codec, Elementwise, Kept
-from hpcrec.exchange.codecs import as_they_are, codec_for
+from hpcrec.exchange.codecs import codec_for, uncoded_ranks
 from hpcrec.exchange.forms.conditional import Conditional, Keeping
 from hpcrec.exchange.host_rows import make_host_rows
 from hpcrec.exchange.id_reader import IdReader, runners_of
@@ -222,8 +222,8 @@ class Exchange:
     def _codec_on(self, lane: Collectives, kind: str, *, direct: bool) -> Codec:
         store = None if self.store is None else self.store.device
         devices = (store, self._where.assembler) if direct else None
-        whole = as_they_are(self._world, self.layout)
-        return codec_for(lane, kind, self.dtype, self.masks, self.thresholding, devices, whole)
+        uncoded = uncoded_ranks(self._world, self.layout)
+        return codec_for(lane, kind, self.dtype, self.masks, self.thresholding, devices, uncoded)
 
     @property
     def two_lanes(self) -> bool:

@@ -21,15 +21,15 @@ class Swap:
     dtype : numpy float type
     codec : str
         How they are written on the wire; by default as they are.
-    whole : collection of int
+    uncoded : collection of int
         World ranks to and from whom they cross as they are, whatever the codec.
     """
 
     def __init__(
-        self, collectives: Collectives, dtype: np.dtype[Any], codec: str = "fp32", whole: Collection[int] = ()
+        self, collectives: Collectives, dtype: np.dtype[Any], codec: str = "fp32", uncoded: Collection[int] = ()
     ) -> None:
         self._ranks, self.dtype = collectives.ranks, dtype
-        self._codec = make_codec(codec, collectives, dtype, whole)
+        self._codec = make_codec(codec, collectives, dtype, uncoded)
 
     def __call__(
         self, given: Mapping[int, Sequence[Floats]], due: Mapping[int, Sequence[tuple[int, int]]], tag: str

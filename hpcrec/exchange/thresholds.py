@@ -55,7 +55,7 @@ class Thresholded:
         How values are written: ``fp32``, ``bf16`` or ``fp16``.
     how : Thresholding
         Says whether evaluations are thresholded too; else all their values cross, as ``kind``.
-    whole : collection of int
+    uncoded : collection of int
         World ranks to and from whom all elements cross, as they are.
     """
 
@@ -65,11 +65,11 @@ class Thresholded:
         masks: Masks | None,
         kind: str,
         how: Thresholding,
-        whole: Collection[int] = (),
+        uncoded: Collection[int] = (),
     ) -> None:
         self._collectives = collectives
-        self._all = Halves(collectives, kind, whole)
-        self._whole, self._whole_R = whole, np.isin(collectives.ranks, list(whole))
+        self._all = Halves(collectives, kind, uncoded)
+        self._uncoded, self._uncoded_R = uncoded, np.isin(collectives.ranks, list(uncoded))
         self._kind = kind
         self._masks = masks
         self._how = how
@@ -87,7 +87,7 @@ class Thresholded:
         size = self._collectives.size
         picked: dict[int, tuple[Ints, Floats]] = {}
         if self._masks is not None and spans is not None:
-            cut = spans.without(self._whole)
+            cut = spans.without(self._uncoded)
             found = self._masks.picked(sent, cut, train=train)
             picked = dict(zip(cut.ranks_P.tolist(), found, strict=True))
         control_RM = np.zeros((size, 4), np.int64)
@@ -97,7 +97,7 @@ class Thresholded:
         heard_RM = self._collectives.alltoall(control_RM, "control")
         wire_R, wire_due_R = self._bytes(control_RM, sent_R), self._bytes(heard_RM, due_R)
         message = self._collectives.message(wire_R, np.uint8)
-        self._copy_whole(sent, sent_R, message, wire_R)
+        self._copy_uncoded(sent, sent_R, message, wire_R)
         for rank, at in _begins(wire_R, picked):
             positions, chosen = picked[rank]
             _, coding, n_bytes, _ = control_RM[rank].tolist()
@@ -106,7 +106,7 @@ class Thresholded:
         came = self._collectives.alltoallv(message, wire_R, wire_due_R, "values")
         received = np.empty(int(due_R.sum()) // _ITEM, np.float32)
         kept = Kept({rank: positions for rank, (positions, _) in picked.items()}, {})
-        self._copy_whole(came, wire_due_R, received, due_R)
+        self._copy_uncoded(came, wire_due_R, received, due_R)
         floats_R = (np.cumsum(due_R) - due_R) // _ITEM
         for rank, at in _begins(wire_due_R, self._cut(np.flatnonzero(due_R).tolist())):
             k, coding, n_bytes, _ = heard_RM[rank].tolist()
@@ -121,7 +121,7 @@ class Thresholded:
         assert kept is not None, "gradients of values that were not thresholded"
         wire_R, wire_due_R = self._counted(kept.came, sent_R), self._counted(kept.sent, due_R)
         message = self._collectives.message(wire_R, np.uint8)
-        self._copy_whole(sent, sent_R, message, wire_R)
+        self._copy_uncoded(sent, sent_R, message, wire_R)
         floats_R = (np.cumsum(sent_R) - sent_R) // _ITEM
         for rank, at in _begins(wire_R, self._cut(kept.came)):
             first = int(floats_R[rank])
@@ -129,7 +129,7 @@ class Thresholded:
             self._write(kernels.gather(of_rank, kept.came[rank]), message, at)
         came = self._collectives.alltoallv(message, wire_R, wire_due_R, "gradients")
         received = np.empty((int(due_R.sum()) + behind_bytes) // _ITEM, np.float32)
-        self._copy_whole(came, wire_due_R, received, due_R)
+        self._copy_uncoded(came, wire_due_R, received, due_R)
         floats_R = (np.cumsum(due_R) - due_R) // _ITEM
         for rank, at in _begins(wire_due_R, self._cut(np.flatnonzero(due_R).tolist())):
             first, positions = int(floats_R[rank]), kept.sent[rank]
@@ -137,28 +137,28 @@ class Thresholded:
             kernels.expand(of_rank, positions, self._read(came, at, len(positions)))
         return received
 
-    def _bytes(self, control_RM: Ints, whole_bytes_R: Ints) -> Ints:
-        """Of messages with positions and values; of those that are whole, these."""
+    def _bytes(self, control_RM: Ints, uncoded_bytes_R: Ints) -> Ints:
+        """Of messages with positions and values; of those that no codec writes, these."""
         exact = [n_bytes + kernels.half_bytes(k, self._kind) for k, _, n_bytes, _ in control_RM.tolist()]
-        return np.where(self._whole_R, whole_bytes_R, padded_bytes(np.array(exact, np.int64)))
+        return np.where(self._uncoded_R, uncoded_bytes_R, padded_bytes(np.array(exact, np.int64)))
 
-    def _counted(self, positions: Mapping[int, Ints], whole_bytes_R: Ints) -> Ints:
-        """Of messages with values alone; of those that are whole, these."""
+    def _counted(self, positions: Mapping[int, Ints], uncoded_bytes_R: Ints) -> Ints:
+        """Of messages with values alone; of those that no codec writes, these."""
         size = self._collectives.size
         exact = [kernels.half_bytes(len(positions.get(r, ())), self._kind) for r in range(size)]
-        return np.where(self._whole_R, whole_bytes_R, padded_bytes(np.array(exact, np.int64)))
+        return np.where(self._uncoded_R, uncoded_bytes_R, padded_bytes(np.array(exact, np.int64)))
 
     def _cut(self, ranks: Iterable[int]) -> list[int]:
-        """Those of them whose messages are not whole."""
-        return [rank for rank in ranks if not self._whole_R[rank]]
+        """Those of them whose messages the codec writes."""
+        return [rank for rank in ranks if not self._uncoded_R[rank]]
 
-    def _copy_whole(self, sent: np.ndarray, sent_R: Ints, out: np.ndarray, out_R: Ints) -> None:
-        """Messages that are whole, from where they are to where they are to be: floats, or bytes on the wire."""
-        if not self._whole_R.any():
+    def _copy_uncoded(self, sent: np.ndarray, sent_R: Ints, out: np.ndarray, out_R: Ints) -> None:
+        """Messages that no codec writes, from where they are to where they are to be: floats, or bytes on the wire."""
+        if not self._uncoded_R.any():
             return
         from_R, to_R = np.cumsum(sent_R) - sent_R, np.cumsum(out_R) - out_R
         sent_bytes, out_bytes = sent.view(np.uint8), out.view(np.uint8)
-        for rank in np.flatnonzero(self._whole_R & (sent_R > 0)).tolist():
+        for rank in np.flatnonzero(self._uncoded_R & (sent_R > 0)).tolist():
             n_bytes, start, to = int(sent_R[rank]), int(from_R[rank]), int(to_R[rank])
             out_bytes[to : to + n_bytes] = sent_bytes[start : start + n_bytes]
 

@@ -30,7 +30,7 @@ from hpcrec.comm.world import World
 from hpcrec.errors import ConfigError, NonFiniteError
 from hpcrec.exchange.bags import Entries, cumulative, ranges
 from hpcrec.exchange.codec import Bundles, Elementwise, make_codec
-from hpcrec.exchange.codecs import as_they_are
+from hpcrec.exchange.codecs import uncoded_ranks
 from hpcrec.exchange.dense_side import Asked
 from hpcrec.exchange.layout import Layout, Stream
 from hpcrec.exchange.passage import Passage
@@ -302,8 +302,8 @@ def make_way(
         return None
     _check_via(world, layout)
     stages = [stage(world.topology, {name: operators[name] for name in layout.left}) for stage in layout.way]
-    whole = as_they_are(world, layout)
-    ahead, current = (make_codec(codec, ranks, dtype, whole) for ranks in (lane or world.main, world.main))
+    uncoded = uncoded_ranks(world, layout)
+    ahead, current = (make_codec(codec, ranks, dtype, uncoded) for ranks in (lane or world.main, world.main))
     return Way(layout, world.topology, stages, entries, dtype, ahead, current)
 
 

@@ -121,7 +121,7 @@ def advise_reader(session: Session, checkpoint: Checkpoint, *, auto: bool, whole
             "exchange.forms to what summary.json has under 'exchange'.",
             stacklevel=4,
         )
-    if checkpoint.state.get("whole_inside") and not session.parts.world.by_levels:
+    if checkpoint.state.get("uncoded_inside") and not session.parts.world.by_levels:
         warnings.warn(
             "the run went by levels, so that dense ranks had whole vectors of owners on their own host; who reads it "
             "has thresholded ones of all. Set exchange.dct.evaluate = false to read it by whole ones.",

@@ -40,6 +40,7 @@ def test_messages_arrive_as_they_were_sent(
     hosts: tuple[int, ...], limits: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether those between two hosts go together, those of each rank do, each by itself, or some so and some so."""
+    monkeypatch.setattr(levels, "FEW", 0)
     monkeypatch.setattr(levels, "PEER_BYTES", limits[0])
     monkeypatch.setattr(levels, "ALONE_BYTES", limits[1])
     c, plain = make(hosts, by_levels=True), make(hosts, by_levels=False)
@@ -63,8 +64,13 @@ def test_messages_arrive_as_they_were_sent(
 
 
 @pytest.mark.parallel([4])
-def test_more_messages_where_more_crosses() -> None:
-    """In the mean of pairs of ranks of (0, 0, 1, 1): one each way, two from 8 KiB on, and four from 64 KiB on."""
+@pytest.mark.parametrize("few", [0, 16])
+def test_more_messages_where_more_crosses(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the mean of pairs of ranks of (0, 0, 1, 1): one each way, two from 8 KiB on, and four from 64 KiB on.
+
+    Where two in place of four are too few to save, it is four from 8 KiB on.
+    """
+    monkeypatch.setattr(levels, "FEW", few)
     c = make((0, 0, 1, 1), by_levels=True)
     at, seen = TAGS.index("values"), []
     peers, alone = levels.PEER_BYTES, levels.ALONE_BYTES
@@ -74,7 +80,7 @@ def test_more_messages_where_more_crosses() -> None:
         due_R = np.array([bytes_R[c.rank]] * 4)
         came = c.alltoallv(c.message(bytes_R, np.uint8), bytes_R, due_R, "values")
         seen.append((int(MPI.COMM_WORLD.allreduce(c.ledger.messages())[at, 1] - before), len(came)))
-    parallel_assert([n for n, _ in seen] == [2, 4, 4, 4, 8], msg=f"{seen}")
+    parallel_assert([n for n, _ in seen] == ([2, 8, 8, 8, 8] if few else [2, 4, 4, 4, 8]), msg=f"{seen}")
     c.close()
 
 
@@ -104,6 +110,7 @@ def test_one_message_each_way_between_two_hosts(hosts: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("peers", [False, True])
 def test_a_slow_reader_reads_what_was_meant(slow: int, peers: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Gates, and peers, receive the next messages for others once these have taken the last ones."""
+    monkeypatch.setattr(levels, "FEW", 0)
     monkeypatch.setattr(levels, "PEER_BYTES", 1 if peers else 8192)
     c = make((0, 0, 1, 1), by_levels=True)
     if c.rank == slow:

@@ -32,6 +32,7 @@ from tests.training.test_host_sums import (
     on_hosts,
     ran,
 )
+from tests.training.test_levels import limits_in_turn
 from tests.training.test_nonfinite import spoil
 
 COMM = MPI.COMM_WORLD
@@ -82,8 +83,9 @@ def rows_of(name: str, sections: dict[str, Any]) -> dict[str, Any]:
 def test_every_run_is_the_flat_one_but_for_the_order_of_sums(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     roles, hosts, merged = itertools.cycle(roles_for(COMM.size)), itertools.cycle(HOSTS[COMM.size]), set[str]()
-    for name, sections in CASES.items():
+    for number, (name, sections) in enumerate(CASES.items()):
         on_hosts(monkeypatch, next(hosts))
+        limits_in_turn(monkeypatch, number // len(HOSTS[COMM.size]))
         given = {"topology": next(roles), **rows_of(name, sections)}
         (wanted, none), (found, of) = (ran(config_of(folder, path, **given), name) for path in ("flat", "levels"))
         assert not none

@@ -26,7 +26,7 @@ from tests.together import on_every_rank
 from tests.training import runs
 from tests.training.runs import config_for, finished, gather_tables, global_batches, write_data
 from tests.training.test_equivalence import roles_for
-from tests.training.test_levels import AHEAD
+from tests.training.test_levels import AHEAD, limits_in_turn
 from tests.training.test_levels import CASES as LEVELS
 from tests.training.test_nonfinite import spoil
 
@@ -66,6 +66,22 @@ CASES: dict[str, dict[str, Any]] = {
             "tables": {"history": {"dynamic": {"capacity": 16, "evict": "lru"}, "shard": "row"}},
         },
     },
+    "within hosts": {"embedding": {"tables": {name: {"shard": "host"} for name in ("user", "item", "tag")}}},
+    "within hosts, bf16": {
+        "exchange": {"codec": "bf16"},
+        "train": {"dtype": "float32"},
+        "embedding": {"tables": {name: {"shard": "host"} for name in ("user", "item", "tag")}},
+    },
+    "within hosts, ids that owners read": {
+        "exchange": {"ids": "read"},
+        "embedding": {"tables": {name: {"shard": "host"} for name in ("user", "item", "tag")}},
+    },
+    "dynamic within hosts, evicted": {
+        "embedding": {
+            "share": {},
+            "tables": {"history": {"dynamic": {"capacity": 16, "evict": "lru"}, "shard": "host"}},
+        },
+    },
     "tables of each group": {
         "dense": {
             "codistillation": {"groups": 2, "weight": 0.5, "burn_in_steps": 1, "share_embeddings": False},
@@ -85,8 +101,8 @@ CASES: dict[str, dict[str, Any]] = {
 NOTHING_ADDED = {"ahead", "cached", "cached ahead"}
 # An Adagrad divides by the size of what is left where gradients cancel, and that is rounding.
 SGD = {"optimizer": {"name": "sgd", "lr": 0.1}}
-ROUNDED = ("bf16", "bf16 beside copies", "halves")
-WITHIN = {"adam": 1e-9, "halves": 1e-3, "bf16": 5e-3, "bf16 beside copies": 5e-3}
+ROUNDED = ("bf16", "bf16 beside copies", "within hosts, bf16", "halves")
+WITHIN = {"adam": 1e-9, "halves": 1e-3, "bf16": 5e-3, "bf16 beside copies": 5e-3, "within hosts, bf16": 5e-3}
 OTHER_ELEMENTS = {"thresholds"}  # are chosen of sums than of their parts: tests/exchange/test_thresholds_of_sums.py
 
 
@@ -133,10 +149,11 @@ def ran(config: Config, name: str) -> tuple[Any, frozenset[str]]:
 def test_every_run_is_the_flat_one_but_for_the_order_of_sums(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
     roles, hosts, added = itertools.cycle(roles_for(COMM.size)), itertools.cycle(HOSTS[COMM.size]), set[str]()
-    for name, sections in CASES.items():
+    for number, (name, sections) in enumerate(CASES.items()):
         if "group" in name and COMM.size % 2:
             continue
         on_hosts(monkeypatch, next(hosts))
+        limits_in_turn(monkeypatch, number // len(HOSTS[COMM.size]))
         rows = {} if "embedding" in sections else ROWS
         if name in ROUNDED:
             rows = {"embedding": {**ROWS["embedding"], **sections.get("embedding", {}), **SGD}}
@@ -202,7 +219,7 @@ def test_any_store_gives_the_bits_of_memory(store: str, folder: Path, monkeypatc
     on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
     monkeypatch.setattr(DiskStore, "of_tier", Settings(piece_bytes=4096, segment_bytes=16384))
     monkeypatch.setattr(DiskStore, "_left_for_rows", lambda self, own: 6000)
-    for name in ("dynamic bags, evicted", "rows and sums", "hybrid"):
+    for name in ("dynamic bags, evicted", "rows and sums", "hybrid", "dynamic within hosts, evicted"):
         given = {"topology": EVERY_RANK, **ROWS, **CASES[name]}
         disk = {"path": str(folder / f"rows of {name}"), "memory_bytes": 20_000_000}
         more = {"name": store, **(disk if store == "disk" else {"device": "emulated"})}
@@ -224,6 +241,16 @@ GO_ON: dict[str, tuple[dict[str, Any], float]] = {
         5e-3,
     ),
     "dynamic": (CASES["dynamic bags, evicted"], 1e-12),
+    "within hosts": (CASES["within hosts"], 1e-12),
+    "dynamic within hosts": (
+        {
+            "embedding": {
+                "share": {},
+                "tables": {name: {"dynamic": {"capacity": 400}, "shard": "host"} for name in ("history", "tag")},
+            },
+        },
+        1e-12,
+    ),
 }
 
 
@@ -234,7 +261,7 @@ def test_goes_on_with_its_bits_and_on_other_hosts(case: str, folder: Path, monke
     sections, most = GO_ON[case]
     keep: dict[str, Any] = {"checkpoint": {"every": 2}, "topology": EVERY_RANK, **ROWS, **sections}
     keep["data"] = {"train": str(folder / "data.h5"), "chunk": 8, "window": 3}
-    gather_tables = dynamic_of if case == "dynamic" else runs.gather_tables
+    gather_tables = dynamic_of if case.startswith("dynamic") else runs.gather_tables
     on_hosts(monkeypatch, (0, 0, 1, 1)[: COMM.size])
     wanted = finished(config_of(folder / "whole", "levels", **keep), gather_tables)
     for name, hosts in (("the same", (0, 0, 1, 1)), ("others", (0, 1, 1, 0)), ("one", (0, 0, 0, 0))):

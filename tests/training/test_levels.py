@@ -45,9 +45,16 @@ AHEAD = pytest.mark.filterwarnings("ignore:exchange.path is 'levels', but policy
 pytestmark = AHEAD
 
 
-def whole_inside(patch: pytest.MonkeyPatch) -> None:
+def uncoded_inside(patch: pytest.MonkeyPatch) -> None:
     """Flat too, codecs write only what crosses hosts: else runs differ in what they round."""
-    patch.setattr(world_module.World, "whole", property(lambda self: self.topology.host_ranks))
+    patch.setattr(world_module.World, "uncoded_ranks", property(lambda self: self.topology.host_ranks))
+
+
+def limits_in_turn(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Messages of two hosts cross as one; some so and others not; one of each rank; each by itself."""
+    patch.setattr(levels, "FEW", 0)
+    for limit, n_bytes in zip(("PEER_BYTES", "ALONE_BYTES"), LIMITS[number % len(LIMITS)], strict=True):
+        patch.setattr(levels, limit, n_bytes)
 
 
 def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
@@ -58,16 +65,12 @@ def config_of(folder: Path, path: str, **sections: dict[str, Any]) -> Config:
 @pytest.mark.parallel([3, 4])
 def test_every_run_has_the_bits_of_the_flat_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5")
-    whole_inside(monkeypatch)
+    uncoded_inside(monkeypatch)
     hosts, roles = HOSTS[COMM.size], list(roles_for(COMM.size))
     for number, (name, sections) in enumerate(CASES.items()):
         own = hosts[number % len(hosts)]
         monkeypatch.setattr(world_module, "hosts_of", lambda comm, own=own: own)
-        # messages of two hosts as one; some so and others not; one of each rank; each by itself
-        for limit, n_bytes in zip(
-            ("PEER_BYTES", "ALONE_BYTES"), LIMITS[number // len(hosts) % len(LIMITS)], strict=True
-        ):
-            monkeypatch.setattr(levels, limit, n_bytes)
+        limits_in_turn(monkeypatch, number // len(hosts))
         if name == "groups" and COMM.size % 2:
             continue
         given = {"topology": roles[number % len(roles)], **sections}

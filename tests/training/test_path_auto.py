@@ -15,7 +15,7 @@ from hpcrec.checkpoint import files, state
 from hpcrec.checkpoint.checkpoint import find_checkpoint
 from hpcrec.comm import prices
 from hpcrec.comm.ledger import TAGS
-from hpcrec.comm.levels import PEER_BYTES
+from hpcrec.comm.levels import ALONE_BYTES, PEER_BYTES
 from hpcrec.comm.prices import PATHS, Prices
 from hpcrec.config import Config, validate
 from hpcrec.errors import CheckpointError, ConfigError
@@ -278,16 +278,34 @@ def test_prices_are_measured_and_the_same_everywhere(folder: Path, monkeypatch: 
                     and 0 <= of.near_byte_s < 1e-3
                 ), found
                 assert 0 < of.meeting_s < 10
-                assert of.small_far_byte_s is not None and of.small_far_byte_s >= of.far_byte_s
+                assert of.small_far_byte_s is not None and of.peer_far_byte_s is not None
+                assert of.small_far_byte_s >= of.peer_far_byte_s >= of.far_byte_s
 
 
-def test_bytes_of_small_messages_have_a_price_of_their_own():
-    cost = Prices(1.0, 10.0, 1e-3, 1e-4, 100.0, 1e-2)
-    pairs, limit = 6, PEER_BYTES
-    assert cost.step_s(2, 3, [6 * (limit - 1), 6 * limit], 1e4, pairs) == pytest.approx(
-        1 + 20 + 300 + 6 * (limit - 1) * 1e-2 + 6 * limit * 1e-3 + 1
+def test_bytes_of_each_size_of_messages_have_a_price_of_their_own():
+    cost, pairs = Prices(1.0, 10.0, 1e-3, 1e-4, 100.0, 1e-2, 2e-3), 6
+    small, peers, large = pairs * (PEER_BYTES - 1), pairs * PEER_BYTES, pairs * ALONE_BYTES
+    assert cost.step_s(2, 3, [small, peers, large], 1e4, pairs) == pytest.approx(
+        1 + 20 + 300 + small * 1e-2 + peers * 2e-3 + large * 1e-3 + 1
     )
-    assert replace(cost, small_far_byte_s=None).step_s(0, 0, [6.0], 0.0, pairs) == pytest.approx(1 + 6e-3)
+    alike = replace(cost, small_far_byte_s=None, peer_far_byte_s=None)
+    assert alike.step_s(0, 0, [small, peers], 0.0, pairs) == pytest.approx(1 + (small + peers) * 1e-3)
+
+
+@pytest.mark.parallel([3, 4])
+@pytest.mark.parametrize("most", [1 << 10, 100_000])
+def test_where_ranks_are_many_larger_messages_cost_what_smaller_ones_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    write_data(folder / "data.h5")
+    monkeypatch.setattr(prices, "MOST_BYTES", most)
+    on_hosts(monkeypatch, tuple(rank // 2 for rank in range(COMM.size)))
+    with open_session(config_of(folder, "flat", topology=EVERY_RANK)) as session:
+        found = prices.measure(session.parts.world)
+    with on_every_rank():
+        for of in found.values():
+            assert of.peer_far_byte_s == of.far_byte_s
+            assert of.small_far_byte_s == of.far_byte_s or most > PEER_BYTES
 
 
 def test_steps_that_are_counted_may_be_told_with_a_path_that_is_chosen(tmp_path):
