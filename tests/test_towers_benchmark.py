@@ -1,5 +1,7 @@
 """benchmarks/towers.py: its data, which runs are the same, paired intervals, and when a ratio holds."""
 
+import itertools
+import json
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,13 +11,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from hpcrec.comm.ledger import TAGS
 from hpcrec.data.gather import ends
 from hpcrec.data.layout import Column
 from hpcrec.data.reader import DataSet
+from hpcrec.models.zoo import build_model
+from hpcrec.types import Feature
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]
-from on_ranks import launch  # noqa: E402 - of the benchmark, which is no package
+from levels_parts import arms  # noqa: E402 - of the benchmark, which is no package
+from on_ranks import launch  # noqa: E402
 from towers_parts import data, partition_part, quality_part, speed_part, trained  # noqa: E402
 
 del sys.path[:1]
@@ -90,11 +96,14 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_ratio_holds_by_both_intervals() -> None:
-    row = {"low": -0.0004, "low_over_narrow": 0.001, "ratio": 4, "seeds": 8}
+    row = {"low": -0.0004, "low_over_narrow": 0.001, "ratio": 4, "seeds": 8, "narrow_gap": -0.01, "flat_auc": 0.8}
     assert quality_part.holds(row, 0.0005) and not quality_part.holds({**row, "low": -0.0006}, 0.0005)
     assert not quality_part.holds({**row, "low_over_narrow": -0.001}, 0.0005)
     found = quality_part.claims_of([{**row, "ratio": 2}, row, {**row, "ratio": 8, "low": -0.1}], "planted", "dmt_dlrm")
     assert [one["holds"] for one in found[:2]] == [True, True] and found[2]["value"] == 4
+    assert found[3]["id"] == "towers.half_width_gap.planted.dmt_dlrm" and found[3]["holds"] and len(found) == 4
+    known = quality_part.claims_of([{**row, "attainable": 0.82, "ratio": r} for r in (2, 4)], "planted", "dmt_dlrm")
+    assert known[4]["value"] == pytest.approx(0.02) and not known[4]["holds"]
 
 
 def test_arms_of_a_ratio_send_no_more_than_narrow_rows() -> None:
@@ -104,7 +113,51 @@ def test_arms_of_a_ratio_send_no_more_than_narrow_rows() -> None:
         settings = " ".join(arm.settings(10))
         assert ("model.width" in settings) == (arm.kind == "narrow")
         assert arm.kind != "narrow" or f"model.width={16 // int(arm.ratio)}" in settings
+    features = [Feature(name=name, cardinality=40) for group in towers for name in group]
+    for model, n_towers, r in itertools.product(("dmt_dlrm", "dmt_dcn"), (2, 4, 8), (2, 4, 8)):
+        cut = quality_part.cut(towers, n_towers)
+        made: Any = build_model(model, features, 1, width=16, options={"towers": cut, "ratio": float(r)})
+        assert sum(tower.elements for tower in made.towers) <= len(features) * 16 // r
+        assert all(tower.numbers > 0 for tower in made.towers), "else products of a tower's features are lost"
     assert set(speed_part.arms_of("dmt_dcn")) == {
         "flat",
         *(f"r{r}{at}" for r in (2, 4, 8) for at in ("", ", dense ranks")),
     }
+
+
+def test_the_goal_is_of_the_largest_ratio_that_loses_nothing(tmp_path: Path) -> None:
+    def said(data: str, value: int | None) -> None:
+        claims = [{"id": f"towers.largest_ratio.{data}.dmt_dcn", "value": value}]
+        (tmp_path / f"towers_{data}.json").write_text(json.dumps({"claims": claims}))
+
+    assert speed_part.chosen("dmt_dcn", tmp_path)[0] == 2
+    said("planted", 8)
+    assert speed_part.chosen("dmt_dcn", tmp_path) == (8, "the largest that loses nothing on planted data alone")
+    said("movielens", 4)
+    assert speed_part.chosen("dmt_dcn", tmp_path)[0] == 4 and speed_part.chosen("dmt_dlrm", tmp_path)[0] == 2
+    said("movielens", None)
+    assert speed_part.chosen("dmt_dcn", tmp_path)[0] == 8
+
+
+def test_a_host_that_sends_little_in_a_phase_ends_the_part() -> None:
+    bytes_TRR = np.zeros((len(TAGS), 8, 8))
+    for tag in ("values", "gradients"):
+        bytes_TRR[TAGS.index(tag)] = 1e6
+    speed_part.enough({"r2": {"bytes_TRR": bytes_TRR.tolist()}})
+    bytes_TRR[TAGS.index("gradients"), 2:4] = 1e4  # of the second host: 12e4 to others
+    with pytest.raises(SystemExit, match="r2: a host sends 120000 bytes of gradients"):
+        speed_part.enough({"r2": {"bytes_TRR": bytes_TRR.tolist()}})
+
+
+def test_a_line_has_the_bound_by_its_definition() -> None:
+    def ran(step_s: float, far_bytes: float) -> list[dict[str, Any]]:
+        bytes_TRR = np.zeros((len(TAGS), 8, 8))
+        bytes_TRR[0, 0, 2] = far_bytes
+        return [{"step_s": step_s, "bytes_TRR": bytes_TRR.tolist()}] * 3
+
+    unshaped = {"flat": ran(1.0, 8e6), "r2": ran(0.7, 2e6), "r2, dense ranks": ran(0.8, 8e6)}
+    shaped = {"flat": ran(4.0, 8e6), "r2": ran(1.25, 2e6), "r2, dense ranks": ran(3.0, 8e6)}
+    row = speed_part.line("dmt_dlrm", "bags", 2, "1gbit", {"1gbit": shaped, arms.UNSHAPED: unshaped})
+    assert (row["c"], row["k"], row["q"]) == (0.75, 0.8, 4.0)
+    assert row["bound"] == pytest.approx(1 / (0.25 * 0.8 + 0.75 / 4)) and row["faster"] == pytest.approx(3.2)
+    assert row["of_bound"] == pytest.approx(3.2 / row["bound"])

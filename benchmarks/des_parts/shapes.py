@@ -68,9 +68,9 @@ def movielens(source: Path, folder: Path) -> None:
         hpcrec("prepare", "table", *words)
 
 
-def labelled(pairs_N2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def labelled(pairs_N2: np.ndarray, seed: int = SEED) -> tuple[np.ndarray, np.ndarray]:
     """Users and items of the pairs, then of as many pairs of the same users that are not among them."""
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     user_N, item_N = pairs_N2.T
     items = item_N.max() + 1
     rated = np.unique(user_N * items + item_N)

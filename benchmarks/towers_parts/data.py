@@ -1,9 +1,10 @@
 """Data sets that towers are measured on: planted groups, of a seed each, and MovieLens with what is known of its users.
 
 ``Planted`` data are made where they are wanted, and removed after that: a seed's take half a gigabyte. ``MovieLens`` is
-made once in a cache; it is made of pairs, to which ``des_parts.shapes`` adds pairs that are none: a half of each user's
-pairs, drawn at random, is the user's history (at most ``HISTORY`` of them) and gives no samples, for the file has no
-times; a tenth of the samples are for the test.
+made once for each seed, in a cache; it is made of pairs, to which ``des_parts.shapes`` adds pairs that are none: a half
+of each user's pairs, drawn at random, is the user's history (at most ``HISTORY`` of them) and gives no samples, for the
+file has no times; a tenth of the samples, some 93,000, are for the test. Each seed has a history, pairs that are none
+and a split of its own.
 """
 
 import csv
@@ -29,7 +30,7 @@ from hpcrec.types import Feature, Ints
 
 GROUPS, SIZE, RANK, CARDINALITY = 4, 4, 8, 40
 TRAIN_BLOCKS, TEST_BLOCKS = 64, 16  # of 65,536 samples: 4.2 million, and 1,048,576
-HISTORY, TEST_SHARE, SEED = 30, 0.1, 1
+HISTORY, TEST_SHARE = 30, 0.1
 FILES = {"pairs": "ml1m_pairs_934k.csv.gz", "items": "ml1m_pairs_items.csv.gz", "users": "ml1m_users.csv.gz"}
 USER, ITEM = ("user", "gender", "age", "occupation", "history"), ("item", "genres", "year")
 
@@ -87,7 +88,12 @@ class MovieLens:
     """Pairs of users and films, as many that are none, history and attributes."""
 
     source: Path
-    name: str = "movielens"
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder, and of its runs."""
+        return f"movielens-{self.seed}"
 
     @property
     def groups(self) -> Towers:
@@ -97,23 +103,23 @@ class MovieLens:
     @contextmanager
     def files(self, cache: Path) -> Iterator[Path]:
         """The folder, made unless it is there."""
-        folder = cache / "towers-movielens"
+        folder = cache / f"towers-{self.name}"
         if not folder.exists():
             hidden = folder.with_suffix(".tmp")
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
-            _movielens(self.source, hidden)
+            _movielens(self.source, hidden, self.seed)
             hidden.rename(folder)
         yield folder
 
 
-def _movielens(source: Path, folder: Path) -> None:
+def _movielens(source: Path, folder: Path, seed: int) -> None:
     pairs_N2 = np.loadtxt(source / FILES["pairs"], np.int64, delimiter=",", skiprows=1)
-    rng = np.random.default_rng(SEED)
+    rng = np.random.default_rng(seed)
     n_users, n_items = pairs_N2.max(0) + 1
     kept = rng.random(len(pairs_N2)) < 0.5
     history = _history(pairs_N2[kept], n_users, rng)
-    user_N, item_N = shapes.labelled(pairs_N2)  # pairs, then as many of the same users that are not among them
+    user_N, item_N = shapes.labelled(pairs_N2, seed)  # pairs, then as many of the same users that are not among them
     sample_N = np.flatnonzero(np.tile(~kept, 2))
     label_N = (sample_N < len(pairs_N2)).astype(np.float32)
     order = rng.permutation(len(sample_N))

@@ -24,6 +24,7 @@ from towers_parts.trained import CONFIG, Kept, gap
 from hpcrec.plan.towers import adjusted_rand
 
 RATIO, N_TOWERS, PLAN_STEPS, MODEL = 8, 4, 700, "dmt_dlrm"
+BLOCKS = 22  # of 65,536 samples: each of a plan's is seen once
 SIGNALS = ("interactions", "coherent", "diverse")
 
 
@@ -66,7 +67,7 @@ def claims(rows: Sequence[Row], found: Mapping[str, Sequence[float]]) -> list[Ro
 def plans(data: Planted, cache: Path, steps: int, *, again: bool) -> dict[str, Towers]:
     """Towers by each signal; with ``again`` seen to be the same a second time."""
     found = {}
-    with data.files(cache / "plans") as folder:
+    with data.files(cache / "plans", blocks=(BLOCKS, 1)) as folder:
         for signal in (*SIGNALS, *(SIGNALS[:1] if again else ())):
             out = folder / "towers.toml"
             out.unlink(missing_ok=True)

@@ -2,15 +2,19 @@
 
 16 features of 40 ids in 4 planted groups of 4, latent rank 8, width 16; each pair of features has a weight of its own,
 sign included, and a share of the interactions' variance lies between groups. A seed is one of the data and of the run,
-of 12 million samples (three epochs); rows have the attainable AUC beside flat's. Towers of ``dmt_dcn`` have module
-``products``, as those of ``dmt_dlrm``. Rates of rows and of dense parameters are those of ``RATES`` with the best AUC
-of a seed that nothing else uses, for each kind of arm by itself: ``flat``, towers (at ratio 4; other ratios have
-these), and ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross hosts as of towers of
-ratio r, or more. A gap is the mean difference over seeds, its interval the 95 % one of Student's t.
+of 12 million samples (three epochs); rows have the attainable AUC beside flat's, and
+``towers.flat_below_attainable`` is how far flat is below it: intervals of gaps say little where it has not learned.
+Rates of rows and of dense parameters are those of ``RATES`` with the best AUC of a seed that nothing else uses
+(``at_edge`` where that is the least or the largest of them), for each kind of arm by itself: ``flat``, towers (at ratio
+4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross
+hosts as of towers of ratio r, or more. A gap is the mean difference over seeds, its interval the 95 % one of Student's
+t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
               lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
-              ``towers.largest_ratio.planted.<model>`` the largest r whose ends hold both
+              ``towers.largest_ratio.planted.<model>`` the largest r whose ends hold both; and
+              ``towers.half_width_gap.planted.<model>`` what flat loses by rows of half the width: as long as that is
+              less than the margin, width is padding
 ``share``     shares from 0 to 1, and data without groups, 5 seeds, r = 2 and 4, DLRM:
               ``towers.largest_cross_share.r<r>`` is the largest share up to which the lower end is above the margin
 ``towers``    2 to 16 towers, r = 2, 8, 16, 3 seeds, DLRM: a table. Fewer towers than groups have two groups each, more
@@ -19,8 +23,8 @@ ratio r, or more. A gap is the mean difference over seeds, its interval the 95 %
               claim
 ``codecs``    over 4 ranks of this machine, 3 of the seeds: flat DLRM by ``bf16``, and by ``dct`` of vectors at two
               densities, beside the same seeds' towers and narrow rows at r = 4: AUC, and bytes that cross between ranks
-``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds, no share;
-              margin 0.001
+``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds of the
+              split and of the run, no share; margin 0.001
 """
 
 import itertools
@@ -44,8 +48,8 @@ SHARES = (0.0, 0.02, 0.05, 0.2, 1.0)
 MARGIN = {"planted": 0.0005, "movielens": 0.001}
 RATES = tuple((rows, dense) for rows in (1e-3, 2e-3, 5e-3) for dense in (1e-3, 3e-3, 1e-2))
 MODELS = {
-    "dmt_dlrm": ("dlrm", "bottom=[64, {width}], top=[128, 64]", "bottom=[64], top=[128, 64]"),
-    "dmt_dcn": ("dcn", "hidden=[128, 64]", "hidden=[128, 64], module='products'"),
+    "dmt_dlrm": ("dlrm", "bottom=[64], top=[128, 64]"),
+    "dmt_dcn": ("dcn", "hidden=[128, 64]"),
 }
 ML_STEPS = 1200  # three epochs
 PARTS = ("planted", "share", "towers", "short", "codecs", "movielens")
@@ -63,14 +67,13 @@ class Arm:
 
     def settings(self, steps: int) -> tuple[str, ...]:
         """But for rates."""
-        flat, flat_options, options = MODELS[self.model]
+        flat, options = MODELS[self.model]
         if self.kind == "towers":
             said = f"{options}, ratio={self.ratio:g}, towers={as_option(self.towers)}"
             return (f"model.name={self.model}", f"model.options={{{said}}}", f"train.steps={steps}")
         width = WIDTH if self.kind == "flat" else max(1, round(WIDTH / self.ratio))
-        said = flat_options.format(width=width)
         narrow = (f"model.width={width}",) if width != WIDTH else ()
-        return (f"model.name={flat}", f"model.options={{{said}}}", f"train.steps={steps}", *narrow)
+        return (f"model.name={flat}", f"model.options={{{options}}}", f"train.steps={steps}", *narrow)
 
 
 FLAT = Arm("flat", "flat", "dmt_dlrm")
@@ -154,6 +157,19 @@ def holds(row: Row, margin: float) -> bool:
     return bool(row["low"] > -margin and row["low_over_narrow"] > 0)
 
 
+def rates_of(measured: Measured, model: str) -> Row:
+    """Of a line: which rates were taken, and whether others might have been better."""
+    found: Row = {}
+    for kind, name in (("towers", "rates"), ("flat", "flat_rates"), ("narrow", "narrow_rates")):
+        rates = measured.rates(Arm("", kind, model))
+        found[name] = " ".join(rates)
+        values = [float(rate.rpartition("=")[2]) for rate in rates]
+        grid = [sorted({rate[axis] for rate in RATES}) for axis in range(2)]
+        edges = [v in (g[0], g[-1]) for v, g in zip(values, grid, strict=True)]
+        found[f"{name}_at_edge"] = any(edges)
+    return found
+
+
 def claims_of(rows: Sequence[Row], data: str, model: str) -> list[Row]:
     """Of a model on some data."""
     own = next(row for row in rows if row["ratio"] == RATIO)
@@ -167,7 +183,22 @@ def claims_of(rows: Sequence[Row], data: str, model: str) -> list[Row]:
             f"towers.over_narrow_interval.{data}.{model}", own["low_over_narrow"], f"{about}, over narrow rows", "> 0"
         ),
         claim(f"towers.largest_ratio.{data}.{model}", largest, "both intervals hold", reason=none),
+        claim(
+            f"towers.half_width_gap.{data}.{model}",
+            next(row["narrow_gap"] for row in rows if row["ratio"] == RATIOS[0]),
+            "of AUC, of flat with half the columns",
+            f"<= -{MARGIN[data]:g}",
+        ),
+        *_learned(own, data, model),
     ]
+
+
+def _learned(own: Row, data: str, model: str) -> list[Row]:
+    """Whether flat has learned what can be known, where that is known."""
+    if "attainable" not in own:
+        return []
+    below = own["attainable"] - own["flat_auc"]
+    return [claim(f"towers.flat_below_attainable.{data}.{model}", below, "of AUC", "<= 0.01")]
 
 
 def on_planted(
@@ -178,8 +209,7 @@ def on_planted(
     each = [(seed, Planted(SHARE, seed)) for seed in seeds]
     for model in models:
         found = measured.auc((seed, data, arms_of(model, data.groups)) for seed, data in each)
-        about = {"part": part, "model": model, "rates": " ".join(measured.rates(Arm("", "towers", model)))}
-        about["flat_rates"] = " ".join(measured.rates(Arm("", "flat", model)))
+        about = {"part": part, "model": model, **rates_of(measured, model)}
         mine = lines(about, found, RATIOS)
         rows += mine
         claims += claims_of(mine, "planted", model) if part == "planted" else []
@@ -259,15 +289,16 @@ def by_codec(kept: Kept, measured: Measured, seeds: Sequence[int]) -> list[Row]:
 
 def movielens(kept: Kept, files: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Real users and films, in two towers."""
-    data = MovieLens(files)
+    pilot = MovieLens(files, PILOT)
     if not (files / "ml1m_pairs_934k.csv.gz").exists():
         print(f"movielens: skipped, there are no pairs in {files}; --data names the folder that has them", flush=True)
         return [], []
-    measured = Measured(kept, data, data.groups, 100 if quick else ML_STEPS)
+    measured = Measured(kept, pilot, pilot.groups, 100 if quick else ML_STEPS)
     rows, claims = list[Row](), list[Row]()
+    each = [(seed, MovieLens(files, seed)) for seed in SEEDS[: 2 if quick else None]]
     for model in MODELS:
-        found = measured.auc((seed, data, arms_of(model, data.groups)) for seed in SEEDS[: 2 if quick else None])
-        mine = lines({"part": "movielens", "model": model}, found, RATIOS)
+        found = measured.auc((seed, data, arms_of(model, data.groups)) for seed, data in each)
+        mine = lines({"part": "movielens", "model": model, **rates_of(measured, model)}, found, RATIOS)
         rows += mine
         claims += claims_of(mine, "movielens", model) if not quick else []
     return rows, claims

@@ -3,31 +3,38 @@
 26 tables of 100,000 rows and 64 columns with bags of 20 (W2) or one id, 4 emulated hosts of 2 ranks, each an owner and
 a dense rank, 4 towers of features in their order, dense sums through Horovod. The flat arm is the best that the product
 does by itself: path and forms ``auto``. Runs take turns in one launch, steps are timed from barrier to barrier in their
-midst, and a ratio is that of two runs of a turn. What a tower is worth for its quality is measured elsewhere: here its
-ratio is in the name of each figure, and nothing is said of AUC.
+midst, and a ratio is that of two runs of a turn. What a tower is worth for its quality is measured elsewhere, at 16
+columns (``quality_part``): the goal is of the largest ratio that holds there on planted and on real data, as far as
+their results are there (``chosen``), and every ratio stands in the name of its figure.
 
 ``towers.speed.<model>.<shape>.r<ratio>.<link>``: times the steps a second of the flat arm. Beside each row stand ``c``,
 the share of the flat step that the link takes (1 less the unshaped step over the shaped one); ``k``, the unshaped step
 of the third arm, towers on dense ranks, over the flat one's: what a smaller top spares or modules cost; ``q``, counted
 bytes across hosts of the flat arm over those of the towers, all tags, dense sums too; and ``bound``, 1 / ((1 - c) k + c
-/ q). ``towers.of_bound``: the worst share of it. It may be above 1, since bytes that do not cross are not copied
-either, which the third arm does: ``k_at`` is the unshaped step of towers at their place over the flat one's, and
-``of_bound_at`` the share of the bound that this makes. A plain stream shows that the shaped link holds its rate. The
-hosts share 2 cores: hosts of n cores have the same balance at a link 2 n times as fast. ``BURST``, which passes
-unshaped, is less than a twentieth of what a host sends in a phase of values or gradients; ids, ``control`` and single
-messages of dense sums stay below that.
+/ q). ``towers.of_bound``: the worst share of it, by the lower end of its interval. It may be above 1, since bytes that
+do not cross are not copied either, which the third arm does: ``k_at`` is the unshaped step of towers at their place
+over the flat one's, and ``of_bound_at`` the share of the bound that this makes. A plain stream shows that the shaped
+link holds its rate. The hosts share 2 cores: hosts of n cores have the same balance at a link 2 n times as fast.
+``BURST``, which passes unshaped, is less than a twentieth of what a host sends in a phase of values or gradients; ids,
+``control`` and single messages of dense sums stay below that.
 """
 
+import json
 import statistics
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from _report import claim
+import numpy as np
+from _report import ROOT, claim
 from des_parts.cells import Row, show
 from hybrid_parts import runs
 from levels_parts import arms
 from on_ranks import launch
+
+from hpcrec.comm.ledger import TAGS
 
 CONFIG = Path(__file__).resolve().parent / "towers.toml"
 TABLES, ROWS, BATCH, N_DENSE = 26, 100_000, 8192, 13
@@ -39,7 +46,7 @@ RATES = ("100mbit", "1gbit")
 RATIOS = (2, 4, 8)
 FLAT = ("exchange.form=auto", "exchange.path=auto")
 MODELS = {
-    "dmt_dlrm": ("dlrm", "bottom=[512, 256, 64], top=[512, 256]"),
+    "dmt_dlrm": ("dlrm", "bottom=[512, 256], top=[512, 256]"),
     "dmt_dcn": ("dcn", "hidden=[256, 128]"),
 }
 
@@ -62,9 +69,13 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
         data = arms.prepared(path, arms.bags(TABLES, ROWS, n_ids), samples, N_DENSE, SEED)
         for model in models:
             jobs = {name: job(data, own) for name, own in arms_of(model).items()}
+            first = {name: list(there[arms.UNSHAPED]([of])).pop() for name, of in jobs.items() if "dense" not in name}
+            enough(first)  # before hours of them
             found = {rate: runs.in_turn(launched, jobs, repeats) for rate, launched in there.items()}
+            for rate in rates:
+                enough({name: of[0] for name, of in found[rate].items() if "dense" not in name})
             rows += [line(model, shape, ratio, rate, found) for rate in rates for ratio in RATIOS]
-    worst = min(rows, key=lambda row: row["of_bound"])
+    worst = min(rows, key=lambda row: row["low"] / row["bound"])
     sure = (worst["low"] / worst["bound"], worst["high"] / worst["bound"])
     claims = [claimed(row) for row in rows]
     return rows + streams, [
@@ -103,8 +114,6 @@ def line(model: str, shape: str, ratio: int, rate: str, found: Mapping[str, Mapp
     c, k = 1 - step_s(here, flat) / step_s(there, flat), step_s(here, f"{at}, dense ranks") / step_s(here, flat)
     crossing = {name: arms.crossing(there[name][0], RANKS, every_tag=True) for name in (at, flat)}
     q = crossing[flat] / crossing[at]
-    phase_bytes = min(arms.crossing(there[name][0], RANKS) for name in (at, flat)) / (2 * launch.HOSTS)
-    assert phase_bytes >= 20 * BURST_BYTES, f"{at}: {phase_bytes:.0f} bytes of a host in a phase: much passes unshaped"
     bound = 1 / ((1 - c) * k + c / q)
     k_at = step_s(here, at) / step_s(here, flat)
     row: Row = {"part": "speed", "model": model, "shape": shape, "ratio": ratio, "rate": rate, "runs": len(there[at])}
@@ -117,8 +126,41 @@ def line(model: str, shape: str, ratio: int, rate: str, found: Mapping[str, Mapp
     return row
 
 
+def enough(found: Mapping[str, Row]) -> None:
+    """Ends where a host sends so little in a phase of values or gradients that much of it passes unshaped."""
+    for name, row in found.items():
+        for tag in ("values", "gradients"):
+            bytes_RR = np.array(row["bytes_TRR"])[TAGS.index(tag)]
+            host_R = np.arange(len(bytes_RR)) // RANKS
+            far_R = (bytes_RR * (host_R[:, None] != host_R[None, :])).sum(axis=1)
+            least = float(np.bincount(host_R, far_R).min())
+            if least < 20 * BURST_BYTES:
+                sys.exit(f"{name}: a host sends {least:.0f} bytes of {tag}: much passes unshaped. Raise BATCH.")
+
+
+def chosen(model: str, results: Path = ROOT / "benchmarks" / "results") -> tuple[int, str]:
+    """The ratio whose speed has the goal, and why that one."""
+    largest: dict[str, Any] = {}
+    for data in ("planted", "movielens"):
+        path = results / f"towers_{data}.json"
+        claims = json.loads(path.read_text())["claims"] if path.exists() else []
+        largest[data] = {of["id"]: of["value"] for of in claims}.get(f"towers.largest_ratio.{data}.{model}")
+    if None not in largest.values():
+        return int(min(largest.values())), "the largest that loses nothing on planted data and MovieLens"
+    if largest["planted"] is not None:
+        return int(largest["planted"]), "the largest that loses nothing on planted data alone"
+    return RATIOS[0], "of which it is not shown that it loses nothing"
+
+
 def claimed(row: Row) -> Row:
     """How many times as fast it was."""
-    goal = ">= 1.9" if (row["shape"], row["rate"]) == ("bags", "100mbit") else None
+    ratio, why = chosen(row["model"])
+    goal = ">= 1.9" if (row["shape"], row["rate"], row["ratio"]) == ("bags", "100mbit", ratio) else None
     name = f"towers.speed.{row['model']}.{row['shape']}.r{row['ratio']}.{row['rate']}"
-    return claim(name, row["faster"], "times the flat model's steps a second", goal, sure=(row["low"], row["high"]))
+    return claim(
+        name,
+        row["faster"],
+        "times the flat model's steps a second" + (f", r {why}" if row["ratio"] == ratio else ""),
+        goal,
+        sure=(row["low"], row["high"]),
+    )

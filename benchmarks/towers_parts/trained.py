@@ -1,9 +1,11 @@
 """AUC of runs on test data, kept in a file from one call to the next, and intervals of paired differences.
 
 A run is known by its data, settings, seed and number of ranks: what is in the file is not run again, so that hours of
-them can be interrupted. Another product has to be given another file. Knows no models.
+them can be interrupted. The file's name says of which data and models (``SOURCES``) they are; where something else of
+the product changes what runs learn, another cache is to be given. Knows no models.
 """
 
+import hashlib
 import json
 import math
 import statistics
@@ -19,10 +21,17 @@ import h5py
 from on_ranks import launch
 from scipy import stats
 
+from hpcrec import models
 from hpcrec.comm.ledger import TAGS
 from hpcrec.data import layout
 
 CONFIG = Path(__file__).resolve().parent / "quality.toml"
+MODELS = Path(models.__file__).resolve().parent
+SOURCES = (
+    CONFIG,
+    CONFIG.with_name("data.py"),
+    *(MODELS / f"{name}.py" for name in ("dcn", "dlrm", "dmt", "layers", "tower_modules")),
+)
 AT_ONCE = 2  # runs on one rank: nothing is timed
 
 
@@ -60,7 +69,8 @@ class Kept:
     """What runs found, by what they are known by."""
 
     def __init__(self, cache: Path) -> None:
-        self.cache, self._path, self._lock = cache, cache / "towers-found.jsonl", threading.Lock()
+        of = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
+        self.cache, self._path, self._lock = cache, cache / f"towers-found-{of}.jsonl", threading.Lock()
         cache.mkdir(parents=True, exist_ok=True)
         lines = self._path.read_text().splitlines() if self._path.exists() else []
         self._found: dict[str, dict[str, float]] = {row["key"]: row for row in map(json.loads, lines)}

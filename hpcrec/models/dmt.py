@@ -47,7 +47,8 @@ class TowerOptions:
         How many times fewer elements a tower gives than it is given, at least; everything counts that it gives.
     columns : int or None
         Width of the vectors that towers give; None: half of ``width``, or as many as the smallest tower may give one
-        vector of; of ``identity`` all of ``width``.
+        vector of; with ``products`` beside numbers of at most half of what it may give; of ``identity`` all of
+        ``width``.
     mixed : int
         Vectors that module ``linear`` makes of each feature's.
     module_layers : int
@@ -105,8 +106,6 @@ class DMTDCNOptions(TowerOptions, DCNOptions):
     And of towers: ``towers``, ``n_towers``, ``module``, ``ratio``, ``columns``, ``mixed`` and ``module_layers`` are as
     of ``TowerOptions``.
     """
-
-    module: str = "cross"
 
     def __post_init__(self) -> None:
         DCNOptions.__post_init__(self)
@@ -260,8 +259,9 @@ def _columns(options: TowerOptions, width: int, smallest: int) -> int:
     if options.module == "identity":
         return width
     mixed = options.mixed if options.module == "linear" else 0
-    one = math.floor(smallest * width / options.ratio) // max(1, mixed * smallest)
-    return max(1, min(width // 2, one))
+    elements = math.floor(smallest * width / options.ratio)
+    numbers = min(smallest * (smallest - 1) // 2, elements // 2) if options.module == "products" else 0
+    return max(1, min(width // 2, (elements - numbers) // max(1, mixed * smallest)))
 
 
 def tower_name(number: int) -> str:

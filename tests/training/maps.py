@@ -26,6 +26,8 @@ from hpcrec.training.session import Session
 from tests.together import on_every_rank
 from tests.training import runs, test_host_rows, test_host_sums
 from tests.training.runs import global_batches, train, write_data
+from tests.training.test_at_place import cases_of, learns_as_in_one_process
+from tests.training.test_folded import rows_alike
 from tests.training.test_host_rows import rows_across, rows_of
 from tests.training.test_host_sums import (
     EVERY_RANK,
@@ -40,7 +42,7 @@ from tests.training.test_host_sums import (
     vectors,
 )
 from tests.training.test_levels import CASES as LEVELS
-from tests.training.test_levels import whole_inside
+from tests.training.test_levels import limits_in_turn, uncoded_inside
 from tests.training.test_store_gpu import same, tables_of
 
 COMM = MPI.COMM_WORLD
@@ -82,7 +84,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         if name in test_host_sums.OTHER_ELEMENTS:
             continue
         embedding = {**ROWS["embedding"], **sections.get("embedding", {}), **(SGD if name in ROUNDED else {})}
-        tables = {table: {**of, "shard": "row"} if "dynamic" in of else of for table, of in embedding["tables"].items()}
+        tables = {t: {"shard": "row", **of} if "dynamic" in of else of for t, of in embedding["tables"].items()}
         yield name, {**sections, "embedding": {**embedding, "tables": tables}}
     for name, sections in test_host_rows.CASES.items():
         yield f"rows, {name}", rows_of(name, sections)
@@ -97,8 +99,9 @@ def said(about: object) -> None:
 def check_cases(folder: Path, hosts: tuple[int, ...], first: int = 0) -> Counter[str]:
     """Each case by levels is the flat run but for the order of sums; ``first`` as of ``turns``."""
     write_data(folder / "data.h5")
-    roles, seen = turns(hosts, first), Counter[str]()
-    for name, sections in cases():
+    roles, seen, patch = turns(hosts, first), Counter[str](), pytest.MonkeyPatch()
+    for number, (name, sections) in enumerate(cases()):
+        limits_in_turn(patch, number // 2)  # each of two sizes in a row: of ranks of both roles, and apart
         given = {"topology": next(roles), **sections, "train": {"steps": STEPS, **sections.get("train", {})}}
         bare = name.removeprefix("rows, ")
         (wanted, none), (found, added) = (ran(config_of(folder, path, **given), bare) for path in ("flat", "levels"))
@@ -107,6 +110,7 @@ def check_cases(folder: Path, hosts: tuple[int, ...], first: int = 0) -> Counter
         close(found, wanted, (name, hosts, given), LOOSE.get(bare, 1e-12))
         seen += Counter({"cases": 1, "added": bool(added), "split": given["topology"] != EVERY_RANK})
         said(name)
+    patch.undo()
     return seen
 
 
@@ -114,7 +118,7 @@ def check_bits(folder: Path, hosts: tuple[int, ...], first: int = 0) -> Counter[
     """Each case where nothing is added on the way has the bits of the flat run; ``first`` as of ``turns``."""
     write_data(folder / "data.h5")
     with pytest.MonkeyPatch.context() as patch:
-        whole_inside(patch)
+        uncoded_inside(patch)
         return _check_bits(folder, hosts, first)
 
 
@@ -217,9 +221,23 @@ def check_counts(folder: Path, hosts: tuple[int, ...], _: int = 0) -> Counter[st
     return seen
 
 
+def check_towers(folder: Path, hosts: tuple[int, ...], _: int = 0) -> Counter[str]:
+    """Towers at their place learn as in one process, on this map by every role."""
+    write_data(folder / "data.h5")
+    seen = Counter[str]()
+    with pytest.MonkeyPatch.context() as patch:
+        rows_alike(patch)
+        for case in cases_of([hosts], roles_of(hosts)):
+            several = learns_as_in_one_process(folder, case)
+            seen += Counter({"cases": 1, "several": several, "split": case[1] != EVERY_RANK})
+            said(case)
+    return seen
+
+
 def main(folder: Path, name: str, check: str, first: int = 0) -> None:
     """Of a job: the map, what is checked on it, and the place of the first case's roles; rank 0 says what was seen."""
-    hosts, checks = MAPS[name], {"cases": check_cases, "bits": check_bits, "counts": check_counts}
+    hosts = MAPS[name]
+    checks = {"cases": check_cases, "bits": check_bits, "counts": check_counts, "towers": check_towers}
     assert COMM.size == len(hosts), f"{COMM.size} ranks for map {name}"
     on_hosts(pytest.MonkeyPatch(), hosts)
     seen = checks[check](folder, hosts, first)

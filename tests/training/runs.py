@@ -62,7 +62,7 @@ def write_data(
         dense = rng.standard_normal((samples, 3)).astype(np.float32)
         group = rng.integers(-4, 5, samples) if grouped else None
         optional = (*(["weight"] if weighted else []), *(["group"] if grouped else []))
-        jagged = ("history", "tag")
+        jagged = [feature.name for feature in FEATURES if feature.mean_ids != 1.0]
         with Writer(path, FEATURES, n_dense=3, n_labels=labels, jagged=jagged, optional=optional) as writer:
             writer.append(Columns(label=label, dense=dense, sparse=columns, weight=weight, group=group))
     MPI.COMM_WORLD.Barrier()

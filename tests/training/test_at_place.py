@@ -1,6 +1,7 @@
 """Towers computed by owners of the host that has their rows: they learn as in one process, on any hosts and ranks."""
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ TOWERS: dict[str, dict[str, Any]] = {
     "one, and others outside": {"towers": [["history", "user", "item"]]},
     "four, of a feature each": {"n_towers": 4, "ratio": 1, "module": "cross"},
 }
+EIGHT = {"eight, of a feature each": {"n_towers": 8, "ratio": 1, "module": "cross"}}
 SHARDS: dict[str, dict[str, Any]] = {
     "open": {},
     "rows": {name: {"shard": "host"} for name in ("user", "tag")},
@@ -56,8 +58,8 @@ def config_of(
     width: int = 6,
     **sections: dict[str, Any],
 ) -> Config:
-    given = {"ratio": 2, **TOWERS[towers], **(options or {})}
-    share = {} if "four" in towers else {"history": "item"}
+    given = {"ratio": 2, **{**TOWERS, **EIGHT}[towers], **(options or {})}
+    share = {} if "of a feature each" in towers else {"history": "item"}
     dense: dict[str, Any] = {"reducer": "mpi", "optimizer": OPTIMIZERS[optimizer]}
     wanted: dict[str, dict[str, Any]] = {
         "topology": roles,
@@ -77,17 +79,11 @@ def computed(session: Session) -> set[str]:
     return {m.operator for m in session.parts.exchange.layout.meetings}
 
 
-@pytest.mark.parallel([1, 2, 3, 4])
-@shared_out_or_all
-def test_towers_at_their_place_learn_as_in_one_process(
-    some: Some, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Losses, rows and parameters; ids read and routed, by both paths, clipped, by every optimizer."""
-    write_data(folder / "data.h5")
-    several = 0
-    cases = covering(
-        HOSTS[COMM.size],
-        tuple(roles_for(COMM.size)),
+def cases_of(hosts: Sequence[tuple[int, ...]], roles: Sequence[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    """Hosts, roles, and everything else that a case is made of, in every pair."""
+    return covering(
+        tuple(hosts),
+        tuple(roles),
         ("dmt_dlrm", "dmt_dcn"),
         tuple(TOWERS),
         ("open", "rows"),
@@ -96,30 +92,65 @@ def test_towers_at_their_place_learn_as_in_one_process(
         ("read", "routed"),
         ("flat", "levels"),
     )
-    for hosts, roles, model, towers, shard, optimizer, rows, ids, path in some(cases):
-        on_hosts(monkeypatch, hosts)
-        case = (hosts, roles, model, towers, shard, optimizer, rows, ids, path)
-        config = config_of(
-            folder,
-            roles,
-            model=model,
-            towers=towers,
-            shard=shard,
-            optimizer=optimizer,
-            clip=0.05 if rows in ("sgd", "adam") else None,
-            exchange={"ids": ids, "path": path},
-            embedding={"optimizer": {"name": rows, "lr": 0.05}},
-        )
+
+
+def learns_as_in_one_process(folder: Path, case: tuple[Any, ...]) -> bool:
+    """Holds a case, on hosts that have been said, to the reference; whether a tower had vectors of several owners."""
+    _, roles, model, towers, shard, optimizer, rows, ids, path = case
+    config = config_of(
+        folder,
+        roles,
+        model=model,
+        towers=towers,
+        shard=shard,
+        optimizer=optimizer,
+        clip=0.05 if rows in ("sgd", "adam") else None,
+        exchange={"ids": ids, "path": path},
+        embedding={"optimizer": {"name": rows, "lr": 0.05}},
+    )
+    with open_session(config) as session:
+        reference, batches = oracle_for(session, config), global_batches(session, STEPS)
+        assert computed(session) == set(config_towers(config)), case
+        for step in session.steps():
+            loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
+            expected = oracle_step(reference, session, batches[step.number], step.number)
+            with on_every_rank():
+                assert abs(loss - expected) < 1e-10, (case, step.number, loss, expected)
+        same_parameters(session, reference)
+        return max(len(m.members) for m in session.parts.exchange.layout.meetings) > 1
+
+
+@pytest.mark.parallel([2, 3, 4])
+@pytest.mark.in_turn
+def test_other_parameters_are_summed_by_horovod_beside_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the recipe of [DMT] has it: modules at their place among their owners, all else by Horovod."""
+    write_data(folder / "data.h5")
+    hosts = next(of for of in HOSTS[COMM.size] if len(set(of)) > 1)
+    on_hosts(monkeypatch, hosts)
+    for model in ("dmt_dlrm", "dmt_dcn"):
+        config = config_of(folder, {"mode": "fused"}, model=model, dense={"reducer": "horovod"}, clip=0.05)
         with open_session(config) as session:
             reference, batches = oracle_for(session, config), global_batches(session, STEPS)
-            assert computed(session) == set(config_towers(config)), case
-            several += max(len(m.members) for m in session.parts.exchange.layout.meetings) > 1
+            assert computed(session) == set(config_towers(config))
             for step in session.steps():
                 loss = session.parts.world.main.allreduce(np.array([step.run()]))[0]
                 expected = oracle_step(reference, session, batches[step.number], step.number)
                 with on_every_rank():
-                    assert abs(loss - expected) < 1e-10, (case, step.number, loss, expected)
+                    assert abs(loss - expected) < 1e-10, (hosts, model, step.number)
             same_parameters(session, reference)
+
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@shared_out_or_all
+def test_towers_at_their_place_learn_as_in_one_process(
+    some: Some, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Losses, rows and parameters; ids read and routed, by both paths, clipped, by every optimizer."""
+    write_data(folder / "data.h5")
+    several = 0
+    for case in some(cases_of(HOSTS[COMM.size], roles_for(COMM.size))):
+        on_hosts(monkeypatch, case[0])
+        several += learns_as_in_one_process(folder, case)
     if some is list or COMM.size != 2:  # of so few cases none has it on two ranks
         assert (several > 0) == (COMM.size > 1), "no tower had vectors of several owners"
 

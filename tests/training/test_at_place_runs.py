@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from hpcrec.exchange.measure import Asks, ItemBytes, key_of, step_bytes
 from hpcrec.models.tower_modules import TowerModule
 from hpcrec.training.session import Session
 from tests.together import on_every_rank
+from tests.training import runs
 from tests.training.runs import finished, gather_tables, train, write_data
 from tests.training.test_at_place import HOSTS, STEPS, computed, config_of
 from tests.training.test_equivalence import roles_for
@@ -77,19 +79,25 @@ def test_interrupted_and_moved(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parallel([4])
-def test_from_four_hosts_to_three_two_one_and_back(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step on each, of four towers, in one process's numbers."""
+@pytest.mark.parametrize("n_towers", [4, 8])
+def test_from_four_hosts_to_three_two_one_and_back(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, n_towers: int
+) -> None:
+    """A step on each, of towers of a feature each, in one process's numbers."""
+    if n_towers == 8:
+        twice = (*runs.FEATURES, *(replace(feature, name=f"{feature.name}2") for feature in runs.FEATURES))
+        monkeypatch.setattr(runs, "FEATURES", twice)
     write_data(folder / "data.h5")
     chain = ((0, 1, 2, 3), (0, 1, 2, 2), (0, 0, 1, 1), (0, 0, 0, 0), (0, 1, 2, 3))
     on_hosts(monkeypatch, chain[0])
-    towers = "four, of a feature each"
+    towers = "four, of a feature each" if n_towers == 4 else "eight, of a feature each"
     whole = config_of(folder, FUSED, form="pooled", towers=towers, run={"folder": str(folder / "whole")})
     wanted = finished(whole, everything)
     config = config_of(folder, FUSED, towers=towers)
     for step, hosts in enumerate(chain, start=1):
         on_hosts(monkeypatch, hosts)
         with open_session(config) as session:
-            assert len(computed(session)) == 4
+            assert len(computed(session)) == n_towers
             if step > 1:
                 found = find_checkpoint(Path(config.run.folder), "last", session.parts.world.main)
                 state.load(session, found, resume=True)
@@ -223,8 +231,11 @@ def test_what_cannot_be_is_refused_or_said(folder: Path, monkeypatch: pytest.Mon
         with pytest.raises(ConfigError, match=says):
             open_session(config)
 
-    refused("owners would train dense parameters of tower0, tower1", config_of(
-        folder, FUSED, policy={"name": "hybrid", "staleness": 1}))  # fmt: skip
+    with pytest.raises(ConfigError, match=r"form is 'partial', but policy\.name is 'cached'"):
+        config_of(folder, FUSED, policy={"name": "cached", "staleness": 1, "capacity": 9})
+    policies: list[dict[str, Any]] = [{"name": "hybrid", "staleness": 1}, {"name": "ahead"}]
+    for policy in policies:
+        refused("owners would train dense parameters of tower0, tower1", config_of(folder, FUSED, policy=policy))
     with open_session(config_of(folder, FUSED, options={"towers": [["user", "item"], ["tag", "history"]]})) as session:
         assert computed(session) == {"tower0", "tower1"}, "they share a table, so they are on one host"
     apart = {"tables": {"user": {"shard": "replicate"}}}

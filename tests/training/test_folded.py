@@ -116,6 +116,10 @@ def run_beside(session: Session, reference: Reference, batches: list[Any], until
 
 @pytest.fixture(autouse=True)
 def rows_at_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_alike(monkeypatch)
+
+
+def rows_alike(patch: pytest.MonkeyPatch) -> None:
     """The oracle has one scale for both: rows take none of it here, as the configuration says."""
     original = Reference.step
 
@@ -127,7 +131,7 @@ def rows_at_one_rate(monkeypatch: pytest.MonkeyPatch) -> None:
             table.optimizer.lr *= lr_scale
         return found
 
-    monkeypatch.setattr(Reference, "step", step)
+    patch.setattr(Reference, "step", step)
 
 
 @pytest.mark.parallel([1, 2, 3, 4])

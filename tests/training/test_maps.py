@@ -56,6 +56,14 @@ def test_every_run_has_the_bits_of_the_flat_one_where_nothing_is_added(tmp_path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", LARGE)
+def test_towers_at_their_place_learn_as_in_one_process(tmp_path: Path, name: str) -> None:
+    seen = on_ranks(tmp_path, name, "towers")
+    assert seen["cases"] >= 12 and seen["several"] >= 4 and seen["split"] >= 4, seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", [*LARGE, *MANY])
 def test_messages_and_bytes_are_those_of_the_formula(tmp_path: Path, name: str) -> None:
     """Of both forms, by levels with four ways of roles and flat with one; on 32 and 64 ranks with one way of roles."""
