@@ -96,6 +96,8 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/data/prediction_files.py", "pyarrow"): "only for predictions as Parquet: training need not wait for it",
     ("hpcrec/cli/main.py", "hpcrec.comm.start"): "starts MPI, which `hpcrec run` and `--help` must not",
     ("hpcrec/cli/main.py", "hpcrec.api.commands"): "imports MPI and torch, after comm.start",
+    ("hpcrec/cli/main.py", "hpcrec.data.carried"): "only for `hpcrec predict` of a table",
+    ("hpcrec/cli/main.py", "hpcrec.preparation.raw"): "imports Arrow, which only `hpcrec predict` of a table needs",
     ("hpcrec/cli/main.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",
     ("hpcrec/cli/before.py", "hpcrec.launcher.restarts"): "only for `hpcrec run`",
     ("hpcrec/cli/before.py", "hpcrec.build.check"): "imports torch and MPI, in a process of its own",

@@ -77,3 +77,18 @@ except AttributeError as error:
     print(error)
 """
     assert run(code) == f"module 'hpcrec' has no attribute 'open_sesion'. It has: {', '.join(PUBLIC)}.\n"
+
+
+def test_keywords_are_those_of_a_configuration_and_of_a_map() -> None:
+    code = """
+import hpcrec, inspect
+from dataclasses import fields
+from hpcrec.config import Config
+from hpcrec.preparation.tablemap import TableMap
+own = {"config", "callbacks", "others"}
+assert set(inspect.signature(hpcrec.train).parameters) - own == {f.name for f in fields(Config)}
+own = set("source out map validation test split seed max_bad compression restart progress others".split())
+assert set(inspect.signature(hpcrec.prepare).parameters) - own == {f.name for f in fields(TableMap)} - {"split"}
+print("alike")
+"""
+    assert run(code) == "alike\n"

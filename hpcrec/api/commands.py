@@ -38,7 +38,7 @@ from hpcrec.config import (
 from hpcrec.cores import cores_here, cores_of_host
 from hpcrec.data.carried import FOLDER, carry
 from hpcrec.data.files import write_text, writing
-from hpcrec.data.predictions import asked_columns, format_of, predictions
+from hpcrec.data.predictions import Beside, asked_columns, format_of, predictions
 from hpcrec.embedding.load import Load, imbalance
 from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.report_page.page import write_report
@@ -225,6 +225,7 @@ def predict(
     checkpoint: str = "best",
     columns: Sequence[str] = (),
     kind: str | None = None,
+    beside: Beside | None = None,
 ) -> int:
     """Writes probabilities of a data set's samples, in its order, and columns of it beside them; collective.
 
@@ -236,6 +237,8 @@ def predict(
         As of ``data.predictions.asked_columns``.
     kind : str, optional
         ``hdf5``, ``parquet`` or ``csv``; by the end of the name of ``out`` by default.
+    beside : Beside, optional
+        As of ``data.predictions.predictions``.
 
     Returns
     -------
@@ -253,8 +256,8 @@ def predict(
         dataset = session.parts.splits["test"].dataset
         asked = asked_columns(dataset, columns)
         writes = topology.is_dense and topology.dense_index == 0
-        made = predictions(out, kind, dataset, asked, step=session.step) if writes else contextlib.nullcontext()
-        with made as output:
+        file = partial(predictions, out, kind, dataset, asked, step=session.step, beside=beside)
+        with file() if writes else contextlib.nullcontext() as output:
             for first, _, logits in session.outputs("test"):
                 assert dense is not None
                 parts = dense.gather_arrays(torch.sigmoid(logits).to(torch.float32).numpy())

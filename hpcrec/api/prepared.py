@@ -5,6 +5,7 @@ Knows maps and their keywords; starts no MPI.
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from hpcrec.preparation.convert import Summary, parse_cut, prepare_table
 from hpcrec.preparation.tablemap import TableMap, checked_map, load_map
 
 SOURCE = "the map"
+Columns = Mapping[str, Mapping[str, Any]] | Sequence[str]
+_KEYS = frozenset(f.name for f in fields(TableMap)) - {"split"}  # which is a keyword of its own
 
 
 def prepare(
@@ -22,13 +25,32 @@ def prepare(
     out: Path | str,
     map: Path | str | Mapping[str, Any] | None = None,  # noqa: A002 - the option's name
     *,
+    validation: Any = (),
+    test: Any = (),
     split: str | None = None,
     seed: int = 0,
     max_bad: float = 0.0,
     compression: str = "none",
     restart: bool = False,
     progress: bool = False,
-    **columns: Any,
+    labels: Sequence[str] | str | None = None,
+    soft_labels: bool | None = None,
+    label_from: float | None = None,
+    label_words: Sequence[str] | None = None,
+    delimiter: str | None = None,
+    quotes: bool | None = None,
+    header: bool | None = None,
+    columns: Sequence[str] | None = None,
+    empty: Sequence[str] | None = None,
+    weight: str | None = None,
+    group: str | None = None,
+    group_value: str | None = None,
+    time: str | None = None,
+    time_format: str | None = None,
+    time_unit: str | None = None,
+    dense: Columns | None = None,
+    sparse: Columns | None = None,
+    **others: Any,
 ) -> Summary:
     """Makes a data set; the same call again, once it is finished, does nothing.
 
@@ -41,6 +63,9 @@ def prepare(
         Folder of the data set.
     map : path, or dict as of one, optional
         The TOML file that says what the columns are (docs/data.md).
+    validation, test : as source, optional
+        Where these parts have tables of their own: all of ``source`` is for training then, and there is no split.
+        Vocabularies are those of training. Frames and files do not go together.
     split : str, optional
         By default what the map says, else ``order:0.8,0.1,0.1``. ``hash:0.8,0,0.2`` is at random by a hash with
         ``seed``, and so is ``group:0.8,0.1,0.1``, which keeps the map's groups together;
@@ -49,9 +74,9 @@ def prepare(
         Of the split, the map's too, where it is random.
     max_bad, compression, restart, progress
         As the options of ``hpcrec prepare table``.
-    **columns
-        Keys of the map, where there is no ``map``: ``labels=["click"], sparse={"item": {"ids": "vocabulary"}}``. For
-        ``dense`` and ``sparse`` a list of names will do where nothing more is to be said.
+    labels, dense, sparse and all others
+        Keys of the map (docs/data.md), where there is no ``map``: ``labels=["click"], sparse={"item": {"ids":
+        "vocabulary"}}``. For ``dense`` and ``sparse`` a list of names will do where nothing more is to be said.
 
     Returns
     -------
@@ -65,7 +90,8 @@ def prepare(
     DataError
         A source that cannot be read, or too many bad rows.
     """
-    table, out = _map(map, columns), Path(out)
+    given_keys = {name: value for name, value in locals().items() if name in _KEYS and value is not None}
+    table, out = _map(map, {**given_keys, **others}), Path(out)
     options: dict[str, Any] = {
         "split": parse_cut(split, seed) if split else None,
         "seed": seed,
@@ -74,12 +100,24 @@ def prepare(
         "restart": restart,
         "progress": progress,
     }
-    if not frames.is_frame(source):
-        return prepare_table([source] if isinstance(source, str | Path) else _paths(source), out, table, **options)
+    parts = {"train": source, "validation": validation, "test": test}
+    given = {name: part for name, part in parts.items() if name == "train" or not _is_none(part)}
+    framed = [name for name, part in given.items() if frames.is_frame(part)]
+    if not framed:
+        files = {name: [part] if isinstance(part, str | Path) else _paths(part) for name, part in given.items()}
+        return prepare_table(files.pop("train"), out, table, **{**files, **options})
+    if len(framed) < len(given):
+        raise ConfigError(f"prepare: {', '.join(framed)} is a frame, and another part is not. Give frames, or files.")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".frame-", dir=out) as folder:  # there is room for it where the result goes
-        path = Path(folder) / "frame.parquet"
-        return prepare_table([path], out, table, known_by=frames.write(source, path, table), **options)
+        paths = {name: [Path(folder) / f"{name}.parquet"] for name in framed}
+        records = {name: frames.write(given[name], paths[name][0], table) for name in framed}
+        known_by = records["train"] if framed == ["train"] else records
+        return prepare_table(paths.pop("train"), out, table, **{**paths, **options, "known_by": known_by})
+
+
+def _is_none(part: Any) -> bool:
+    return part is None or (isinstance(part, Sequence) and not len(part))
 
 
 def _map(given: Path | str | Mapping[str, Any] | None, columns: Mapping[str, Any]) -> TableMap:

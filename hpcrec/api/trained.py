@@ -5,8 +5,9 @@ Does what ``hpcrec train`` does; knows configurations and run folders.
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from hpcrec import toml
@@ -19,6 +20,9 @@ from hpcrec.config import Config
 from hpcrec.training import telemetry
 from hpcrec.training.callbacks import check
 from hpcrec.types import Floats
+
+Keys = Mapping[str, Any]
+NOT_GIVEN: Keys = MappingProxyType({})  # by identity: an empty section says no more
 
 
 class Run:
@@ -71,7 +75,25 @@ class Run:
             return model.predict(frame, dense)
 
 
-def train(config: Given = None, callbacks: Sequence[Any] = (), **sections: Any) -> Run:
+def train(
+    config: Given = None,
+    callbacks: Sequence[Any] = (),
+    *,
+    data: Keys = NOT_GIVEN,
+    model: Keys = NOT_GIVEN,
+    embedding: Keys = NOT_GIVEN,
+    topology: Keys = NOT_GIVEN,
+    exchange: Keys = NOT_GIVEN,
+    policy: Keys = NOT_GIVEN,
+    store: Keys = NOT_GIVEN,
+    dense: Keys = NOT_GIVEN,
+    schedule: Keys = NOT_GIVEN,
+    train: Keys = NOT_GIVEN,
+    evaluation: Keys = NOT_GIVEN,
+    checkpoint: Keys = NOT_GIVEN,
+    run: Keys = NOT_GIVEN,
+    **others: Any,
+) -> Run:
     """Trains in this process: on one rank, or on all ranks where a launcher has started several (then collective).
 
     An interrupt (Ctrl-C) ends training after its step and a checkpoint: the run that is returned is ``stopped``, and
@@ -83,17 +105,22 @@ def train(config: Given = None, callbacks: Sequence[Any] = (), **sections: Any) 
         A TOML file, or what it says (docs/configuration.md).
     callbacks : sequence
         Told of what happens: see ``hpcrec.Callback``.
-    **sections
+    data, model, embedding, topology and all others : dict, optional
         Keys by section, put over ``config``, from which None takes them out: ``train={"steps": 100}``.
-        ``model={"name": MyModel}`` may be a class or a function, wherever it was made.
+        ``model={"name": MyModel}`` may be a class or a function, wherever it was made. Other keywords are refused,
+        which says where they belong.
 
     Raises
     ------
     ConfigError, DataError, CheckpointError, NonFiniteError and others of ``hpcrec.errors``
         On one rank the process goes on; of several ranks an error that is not caught ends all.
     """
+    sections = dict(locals())
+    del sections["config"], sections["callbacks"]
+    sections |= sections.pop("others")
+    given = {name: keys for name, keys in sections.items() if keys is not NOT_GIVEN}
     with taking_part(os.environ):
-        told, checked = check(callbacks), configured(config, sections)  # what one rank refuses has to end all
+        told, checked = check(callbacks), configured(config, given)  # what one rank refuses has to end all
         stop = watch()
         commands.train(checked, environment=os.environ, callbacks=told, goes_on=True)
     if stop.name == "SIGTERM" and ranks() == 1:

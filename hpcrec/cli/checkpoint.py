@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -15,6 +15,9 @@ from click.core import ParameterSource
 from hpcrec.cli.options import EXPORT, LAUNCHERS, Anything, checkpoint_option, examples, run_config, set_option
 from hpcrec.errors import ConfigError, HpcrecError
 from hpcrec.units import format_bytes
+
+if TYPE_CHECKING:
+    from hpcrec.data.predictions import Beside
 
 _SHOWN = 20  # values of a dense part that are listed
 Folder = click.Path(path_type=Path)
@@ -191,19 +194,30 @@ def export(run: Path, out: Path, checkpoint: str, embeddings: str, overrides: Se
         click.echo(f"unlike 'hpcrec predict' of the run: {difference}")
 
 
-def predict_exported(
-    folder: Path, data: Path, out: Path, environment: Mapping[str, str], columns: Sequence[str], kind: str | None
-) -> None:
-    """``hpcrec predict`` of an export: on one process; refuses options that concern runs."""
+def refuse_for_exports(folder: Path, environment: Mapping[str, str]) -> None:
+    """Refuses options of ``hpcrec predict`` that concern runs, and several processes."""
     context = click.get_current_context()
     for name, option in (("checkpoint", "--checkpoint"), ("overrides", "--set"), ("unset", "--unset")):
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(f"{folder} is an export, which {option} is not for: it is of one checkpoint.")
     if any(environment.get(name, "1") != "1" for name in LAUNCHERS):
         raise ConfigError(f"predict: {folder} is an export; start it without 'hpcrec run', mpirun or srun.")
+
+
+def predict_exported(
+    folder: Path,
+    data: Path,
+    out: Path,
+    environment: Mapping[str, str],
+    columns: Sequence[str],
+    kind: str | None,
+    beside: "Beside | None" = None,
+) -> int:
+    """``hpcrec predict`` of an export: on one process. Returns samples."""
+    refuse_for_exports(folder, environment)
     from hpcrec.serving.predict import predict_data
 
-    click.echo(f"{out}: {predict_data(folder, data, out, columns=columns, kind=kind)} predictions")
+    return predict_data(folder, data, out, columns=columns, kind=kind, beside=beside)
 
 
 def _as_json(value: Any) -> Any:

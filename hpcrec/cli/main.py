@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hpcrec.cli.before import ranks_are_here, refuse_reading, refuse_run
-from hpcrec.cli.checkpoint import checkpoint, predict_exported
+from hpcrec.cli.checkpoint import checkpoint, predict_exported, refuse_for_exports
 from hpcrec.cli.config import config_group
 from hpcrec.cli.data import data
 from hpcrec.cli.doctor import doctor
@@ -25,6 +25,7 @@ from hpcrec.cli.options import (
     CONTEXT,
     EXPORT,
     HELP,
+    LAUNCHERS,
     Anything,
     File,
     Target,
@@ -33,6 +34,7 @@ from hpcrec.cli.options import (
     config_of,
     data_copy_option,
     examples,
+    is_table,
     run_config,
     set_option,
     system_option,
@@ -45,6 +47,7 @@ from hpcrec.errors import CombinedError, ConfigError, HpcrecError
 
 if TYPE_CHECKING:
     from hpcrec.config import Config
+    from hpcrec.data.predictions import Beside
     from hpcrec.launcher.nodes import JobNodes
     from hpcrec.launcher.relay import Heard
 
@@ -181,7 +184,7 @@ def evaluate(
     ),
 )
 @click.argument("run", type=Anything)
-@click.option("--data", type=File, required=True, help="Data set to predict.")
+@click.option("--data", type=File, required=True, help="Data set to predict, or a table: text, Parquet or Arrow.")
 @click.option("--out", type=Target, required=True, help="File to write: .h5, .parquet or .csv.")
 @click.option(
     "--format",
@@ -193,7 +196,8 @@ def evaluate(
     "--columns",
     callback=_listed,
     metavar="NAME,NAME,...",
-    help="Columns of the data to write beside probabilities, as they are stored: features (their ids), label, weight.",
+    help="Columns of the data to write beside probabilities, as they are stored: features (their ids), label, weight; "
+    "of a table any of its columns.",
 )
 @click.option("--trust", is_flag=True, help="RUN is a folder whose model is code of its own, which may be run.")
 @checkpoint_option
@@ -212,13 +216,79 @@ def predict(
 
     RUN is a run folder, or the TOML file that made it; or an export ('hpcrec checkpoint export'), which takes one
     process and no MPI, and may come from anyone. A run folder whose model is code of its own needs --trust.
+
+    A table (text, Parquet or Arrow) has values as they stood where the training data came from: they become ids by the
+    column map and the vocabularies that the run, or the export, has of these. One process does it.
     """
+    given = run, out, kind, trust, checkpoint, overrides
+    if is_table(data):
+        _predict_table(data, columns, *given)
+    else:
+        _predict(data, columns, None, *given)
+
+
+def _predict_table(
+    data: Path,
+    columns: Sequence[str],
+    run: Path,
+    out: Path,
+    kind: str | None,
+    trust: bool,
+    checkpoint: str,
+    overrides: Sequence[str],
+) -> None:
+    if any(os.environ.get(name, "1") != "1" for name in LAUNCHERS):
+        raise ConfigError(
+            f"predict: --data {data} is a table, whose rows one process makes samples of. Start it without 'hpcrec "
+            "run', mpirun or srun; or give a data set that was prepared together with the training data."
+        )
+    from hpcrec.data.carried import carried
+    from hpcrec.data.predictions import format_of
+    from hpcrec.preparation.raw import as_data_set
+
+    kind, folder = format_of(out, kind), carried(run)  # what is refused is, before a large table is read
     if (run / EXPORT).is_file():
-        predict_exported(run, data, out, os.environ, columns, kind)
+        refuse_for_exports(run, os.environ)
+    else:
+        config = _trusted(run, trust, overrides)
+        folder = carried(Path(config.run.folder)) or Path(config.data.train).parent
+    if folder is None:
+        raise ConfigError(
+            f"predict: --data {data} is a table, and {run} does not say how values became ids, for its run's data set "
+            "did not. Give a data set."
+        )
+    with as_data_set(folder, data, out, kind, columns) as (samples, beside):
+        _predict(samples, (), beside, run, out, kind, trust, checkpoint, overrides)
+
+
+def _predict(
+    data: Path,
+    columns: Sequence[str],
+    beside: "Beside | None",
+    run: Path,
+    out: Path,
+    kind: str | None,
+    trust: bool,
+    checkpoint: str,
+    overrides: Sequence[str],
+) -> None:
+    if (run / EXPORT).is_file():
+        samples = predict_exported(run, data, out, os.environ, columns, kind, beside)
+        click.echo(f"{out}: {samples} predictions")
         return
     rank = _start()
     from hpcrec.api import commands
 
+    config = _trusted(run, trust, overrides)
+    more: dict[str, Any] = {} if beside is None else {"beside": beside}
+    given = {"checkpoint": checkpoint, "columns": columns, "kind": kind, **more}
+    samples = commands.predict(config, data=str(data), out=out, **given)
+    if rank == 0:
+        click.echo(f"{out}: {samples} predictions")
+
+
+def _trusted(run: Path, trust: bool, overrides: Sequence[str]) -> "Config":
+    """The configuration of a run whose model is no code, or may be run."""
     config = run_config(run, overrides)
     code = config.model.code
     if run.is_dir() and code and not trust:
@@ -227,9 +297,7 @@ def predict(
             f"{run}: is a run, no export, and its model is code, {', '.join(map(repr, code))}{where}, which would be "
             "run here. Add --trust where you would run a program by whom it is from."
         )
-    samples = commands.predict(config, data=str(data), out=out, checkpoint=checkpoint, columns=columns, kind=kind)
-    if rank == 0:
-        click.echo(f"{out}: {samples} predictions")
+    return config
 
 
 def _start() -> int:

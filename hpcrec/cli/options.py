@@ -30,6 +30,7 @@ Target = click.Path(dir_okay=False, path_type=Path)
 Anything = click.Path(exists=True, path_type=Path)
 EXPORT = "export.json"  # of an export, in its folder
 LAUNCHERS = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")  # what they say how many ranks there are in
+_HDF5, _DATA_SET = b"\x89HDF\r\n\x1a\n", (".h5", ".hdf5", ".json")  # its first bytes, and how names end
 _UNSET = "hpcrec.unset"  # where what --unset took waits for --set, which hands both on
 
 
@@ -183,6 +184,14 @@ def config_of(path: Path, overrides: Sequence[str], system: str | None = None) -
     if system is None:
         return load_config(path, overrides)
     return load_config(path, overrides, recipe=SYSTEMS[system](), recipe_source=f"--system {system}")
+
+
+def is_table(path: Path) -> bool:
+    """Whether a file is a table: text, Parquet or Arrow. By its name, or its first bytes, a data set is none."""
+    if path.suffix.lower() in _DATA_SET:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_HDF5)) != _HDF5
 
 
 def run_config(path: Path, overrides: Sequence[str]) -> "Config":

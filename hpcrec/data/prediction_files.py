@@ -22,7 +22,8 @@ from hpcrec.data.files import WholeOrAbsent, writing
 from hpcrec.data.hdf5_out import Output
 from hpcrec.types import Ints
 
-Values = tuple[Any, Ints | None]  # numbers [B], None; or those of all bags [K], and their offsets [B + 1]
+Values = tuple[Any, Ints | None]  # numbers or texts [B], None; or those of all bags [K], and their offsets [B + 1]
+TEXT = np.dtype(object)  # of a column of texts
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,8 @@ class Hdf5(Sink):
     def __init__(self, path: Path, name: Path, contents: Contents) -> None:
         self._fields, self._output, self._at = contents.fields, Output(path, name), 0
         for field in self._fields:
-            dtype = h5py.vlen_dtype(field.dtype) if field.jagged else field.dtype
+            own = h5py.string_dtype() if field.dtype == TEXT else field.dtype
+            dtype = h5py.vlen_dtype(field.dtype) if field.jagged else own
             self._output.file.create_dataset(field.name, (contents.samples,), dtype)
         self._output.file.attrs.update(contents.facts)
 
@@ -162,7 +164,7 @@ class Parquet(_Plain):
 
         columns = []
         for field in self._contents.fields:
-            of = pa.from_numpy_dtype(field.dtype)
+            of = pa.string() if field.dtype == TEXT else pa.from_numpy_dtype(field.dtype)
             columns.append(pa.field(field.name, pa.list_(of) if field.jagged else of))
         facts = {name: str(value) for name, value in self._contents.facts.items()}
         self._arrow, self._schema = pa, pa.schema(columns, metadata=facts)

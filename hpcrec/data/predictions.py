@@ -44,11 +44,22 @@ def format_of(out: Path, given: str | None = None) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the data: what is written, of which feature it takes the ids, and how it is had of what was read."""
+    """A column of the data: what is written, of which feature it takes the ids, and how it is had.
+
+    ``of`` takes what was read of samples, and which these are: the first one, and the one after the last.
+    """
 
     field: Field
     feature: str | None
-    of: Callable[[layout.Columns], Values]
+    of: Callable[[layout.Columns, int, int], Values]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Of a data set that was made of a table: the table, and columns of it that are written."""
+
+    path: Path
+    columns: tuple[Column, ...]
 
 
 def asked_columns(dataset: DataSet, names: Sequence[str]) -> tuple[Column, ...]:
@@ -118,20 +129,20 @@ def _label_columns(dataset: DataSet) -> tuple[str, ...]:
     return dataset.label_names
 
 
-def _ids(name: str) -> Callable[[layout.Columns], Values]:
-    return lambda read: (read.sparse[name].ids, read.sparse[name].offsets)
+def _ids(name: str) -> Callable[[layout.Columns, int, int], Values]:
+    return lambda read, *_: (read.sparse[name].ids, read.sparse[name].offsets)
 
 
-def _weights(name: str) -> Callable[[layout.Columns], Values]:
-    return lambda read: (read.sparse[name].weights, read.sparse[name].offsets)
+def _weights(name: str) -> Callable[[layout.Columns, int, int], Values]:
+    return lambda read, *_: (read.sparse[name].weights, read.sparse[name].offsets)
 
 
-def _label(number: int, of: int) -> Callable[[layout.Columns], Values]:
-    return lambda read: (read.label if of == 1 else read.label[:, number], None)
+def _label(number: int, of: int) -> Callable[[layout.Columns, int, int], Values]:
+    return lambda read, *_: (read.label if of == 1 else read.label[:, number], None)
 
 
-def _single(name: str) -> Callable[[layout.Columns], Values]:
-    return lambda read: (getattr(read, name), None)
+def _single(name: str) -> Callable[[layout.Columns, int, int], Values]:
+    return lambda read, *_: (getattr(read, name), None)
 
 
 class Predictions:
@@ -173,18 +184,18 @@ class Predictions:
         rows: list[Values] = [(np.ascontiguousarray(found_BL[:, i]), None) for i in range(found_BL.shape[1])]
         if self._columns:
             read = self._dataset.read_ranges([(start, stop)], self._features)
-            rows += [column.of(read) for column in self._columns]
+            rows += [column.of(read, start, stop) for column in self._columns]
         self._sink.put(rows)
         self._written = stop
 
 
 @contextlib.contextmanager
 def predictions(
-    out: Path, kind: str, dataset: DataSet, columns: Sequence[Column] = (), *, step: int
+    out: Path, kind: str, dataset: DataSet, columns: Sequence[Column] = (), *, step: int, beside: Beside | None = None
 ) -> Iterator[Predictions]:
     """The file for predictions of a data set's samples, to be filled; nothing is at ``out`` until all of it is there.
 
-    ``kind`` is as of ``format_of``, ``step`` that of the weights.
+    ``kind`` is as of ``format_of``, ``step`` that of the weights; columns ``beside`` come after the others.
 
     Raises
     ------
@@ -192,8 +203,9 @@ def predictions(
         The disk cannot be written.
     """
     hidden = temporary_beside(out)
+    columns = [*columns, *(() if beside is None else beside.columns)]
     fields = [*prediction_fields(dataset), *(column.field for column in columns)]
-    facts = {"data": str(dataset.path), "step": step}
+    facts = {"data": str(dataset.path if beside is None else beside.path), "step": step}
     try:
         with SINKS[kind](hidden, out, Contents(fields, dataset.samples, facts)) as sink:
             made = Predictions(sink, dataset, columns)

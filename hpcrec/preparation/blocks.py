@@ -108,6 +108,11 @@ class Reader:
         self._used = [self.table.used[i] for i in order]
         self._at: Places = np.array(at, np.int32)[order]
 
+    def columns_of(self, path: Path) -> tuple[str, ...]:
+        """Names of all columns of a source."""
+        kind = kind_of(path)
+        return tuple(schema_of(path, kind).names) if kind in TYPED else self._names
+
     def blocks(self, span: Span, digest: Digest) -> Iterator[Block]:
         """The rows of a span."""
         if span.kind in TYPED:

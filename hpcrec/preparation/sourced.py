@@ -4,6 +4,7 @@
 """
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,14 +15,18 @@ import numpy as np
 from hpcrec import toml
 from hpcrec.again import is_there, read_again
 from hpcrec.data.gather import join
-from hpcrec.data.layout import Columns
-from hpcrec.errors import DataError
+from hpcrec.data.layout import Column, Columns
+from hpcrec.errors import ConfigError, DataError
 from hpcrec.kernels.text import Words
 from hpcrec.preparation import frames
+from hpcrec.preparation.blocks import Block, Reader
+from hpcrec.preparation.lines import Digest
 from hpcrec.preparation.numbering import Numbering
+from hpcrec.preparation.pieces import cut
 from hpcrec.preparation.table import Maker, Problems, numberings
 from hpcrec.preparation.tablemap import TableMap, checked_map
 from hpcrec.preparation.vocabulary import PublishedVocabulary
+from hpcrec.types import Floats
 
 
 class Source:
@@ -54,6 +59,47 @@ class Source:
         self._maker = Maker(self._table, numberings(table, _vocabularies(folder, table)))
         self.features = self._maker.features
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Their names."""
+        return self._table.labels
+
+    @property
+    def n_dense(self) -> int:
+        """Dense inputs of a sample."""
+        return len(self._table.dense)
+
+    @property
+    def jagged(self) -> tuple[str, ...]:
+        """Features with any number of ids a sample."""
+        return self._table.jagged
+
+    def rows(
+        self, path: Path, asked: Sequence[str], digest: Digest
+    ) -> Iterator[tuple[Block, Floats, dict[str, Column]]]:
+        """Blocks of a file's rows, with what a model reads of them; of a block these columns are there too.
+
+        Raises
+        ------
+        ConfigError, DataError
+            As ``inputs``.
+        """
+        there = Reader(replace(self._table, labels=()), [path]).columns_of(path)
+        if absent := [name for name in asked if name not in there]:
+            raise ConfigError(
+                f"predict: --columns has {absent[0]!r}; {path} has {', '.join(there)}. Name some of these, or leave "
+                "--columns out."
+            )
+        reader, before = Reader(replace(self._table, labels=tuple(asked)), [path]), 0
+        for piece in cut([path]):
+            for span in piece.spans:
+                for block in reader.blocks(span, digest):
+                    problems = Problems({row: ("", found) for row, found in block.wrong.items()})
+                    dense, sparse = self._maker.inputs(block, problems)
+                    _refuse(problems, f"{path}", before)
+                    before += block.n
+                    yield block, dense, sparse
+
     def inputs(self, frame: Any) -> Columns:
         """What a model reads of a frame's rows; labels are not read, and are zero.
 
@@ -69,12 +115,18 @@ class Source:
         for block in frames.blocks(frame, read):
             problems = Problems()
             dense, sparse = self._maker.inputs(block, problems)
-            if problems.found:
-                row = min(problems.found)
-                column, reason = problems.found[row]
-                raise DataError(f"the frame, row {block.first + row + 1}, column {column}: {reason}. Mend the row.")
+            _refuse(problems, "the frame", block.first)
             parts.append(Columns(np.zeros(block.n, np.float32), dense, sparse))
         return join(parts)
+
+
+def _refuse(problems: Problems, where: str, before: int) -> None:
+    """Names the first row that is wrong, of so many before the block."""
+    if problems.found:
+        row = min(problems.found)
+        column, reason = problems.found[row]
+        at = f", column {column}" if column else ""
+        raise DataError(f"{where}, row {before + row + 1}{at}: {reason}. Mend the row.")
 
 
 def _vocabularies(folder: Path, table: TableMap) -> dict[str, Numbering]:

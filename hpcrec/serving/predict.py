@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpcrec.data.predictions import asked_columns, format_of, predictions
+from hpcrec.data.predictions import Beside, asked_columns, format_of, predictions
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import DataError
 from hpcrec.serving.exported import Exported
@@ -11,10 +11,18 @@ from hpcrec.serving.exported import Exported
 BATCH = 8192  # samples
 
 
-def predict_data(folder: Path, data: Path, out: Path, *, columns: Sequence[str] = (), kind: str | None = None) -> int:
+def predict_data(
+    folder: Path,
+    data: Path,
+    out: Path,
+    *,
+    columns: Sequence[str] = (),
+    kind: str | None = None,
+    beside: Beside | None = None,
+) -> int:
     """Writes probabilities of a data set's samples and ``columns`` of it, as ``hpcrec predict`` does.
 
-    ``kind`` is as of ``data.predictions.format_of``.
+    ``kind`` is as of ``data.predictions.format_of``, ``beside`` as of ``data.predictions.predictions``.
 
     Returns
     -------
@@ -33,7 +41,7 @@ def predict_data(folder: Path, data: Path, out: Path, *, columns: Sequence[str] 
     with DataSet(data) as dataset:
         _check(exported, dataset)
         asked, step = asked_columns(dataset, columns), exported.facts["step"]
-        with predictions(out, kind, dataset, asked, step=step) as output:
+        with predictions(out, kind, dataset, asked, step=step, beside=beside) as output:
             for start in range(0, dataset.samples, BATCH):
                 stop = min(start + BATCH, dataset.samples)
                 read = dataset.read_ranges([(start, stop)], exported.features, ())

@@ -6,9 +6,10 @@ trained, and imports nothing heavy, for the launcher reads it too.
 """
 
 import contextlib
+import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -26,8 +27,9 @@ BAR_EVERY_S = 0.1
 LINE_EVERY_S = 30.0
 _BAR, _COUNT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}", "{n_fmt} steps{postfix}"
 # On a bar, what has to be seen on 80 columns, in few letters (samples a second is /s); the rest follows as far as there
-# is room.
-_ON_BAR = {"loss": "loss {}", "samples/s": "{}/s", "waiting": "waiting {}", "memory": "{}"}
+# is room for it. One quality is among these, the first of these that is known.
+_ON_BAR = {"loss": "loss {}", "auc": "auc {}", "samples/s": "{}/s", "waiting": "wait {}", "memory": "{}"}
+_QUALITIES = ("validation_auc", "train_auc")
 
 
 def columns_at(descriptor: int) -> int | None:
@@ -85,7 +87,7 @@ class Bar:
         self._first, self._step, self._total = first_step, first_step, total_steps
         self._shown: dict[str, str] = {}
         self._began_s, self._shown_s, self._shown_step = clock(), float("-inf"), first_step
-        self._bar = None
+        self._bar, self._columns = None, columns
         if columns is not None or stream.isatty():
             self._bar = tqdm(
                 file=self._stream,
@@ -137,15 +139,33 @@ class Bar:
             pace_s = (self._shown_s - self._began_s) / (self._step - self._first)
             left.append(f"{format_duration(max(self._total - self._step, 0) * pace_s)} left")
         if self._bar is not None:
-            named = {name: _ON_BAR.get(name, f"{name} {{}}").format(text) for name, text in shown.items()}
-            first = [named.pop(name) for name in _ON_BAR if name in named]
-            self._bar.set_postfix_str(", ".join([*left, *first, *named.values()]), refresh=False)
+            self._bar.set_postfix_str(", ".join(self._fitting([*left, *_on_bar(shown)])), refresh=False)
             self._bar.update(self._step - self._bar.n)
             return
         of = "" if self._total is None else f" of {self._total}"
         figures = [f"step {self._step}{of}", *(f"{name} {text}" for name, text in shown.items()), *left]
         self._stream.write(", ".join(figures) + "\n")  # in one piece: other ranks may write there too
         self._stream.flush()
+
+    def _fitting(self, fields: Sequence[str]) -> list[str]:
+        """As many of them, from the first on, as there is room for beside a bar of a column."""
+        columns = self._columns
+        if columns is None:
+            with contextlib.suppress(OSError, ValueError):  # some consoles have no descriptor
+                columns = columns_at(self._stream.fileno())
+        columns = columns or COLUMNS
+        counted = f"100%|x| {self._total}/{self._total}" if self._total is not None else f"{self._step} steps"
+        ends = itertools.accumulate((len(field) + 2 for field in fields), initial=len(counted))
+        return [field for field, end in zip(fields, itertools.islice(ends, 1, None), strict=False) if end <= columns]
+
+
+def _on_bar(shown: Mapping[str, str]) -> list[str]:
+    named = dict(shown)
+    quality = next((name for name in _QUALITIES if name in named), None)
+    if quality is not None:
+        named["auc"] = named.pop(quality)
+    first = [form.format(named.pop(name)) for name, form in _ON_BAR.items() if name in named]
+    return [*first, *(f"{name} {text}" for name, text in named.items())]
 
 
 def _place(shown: tuple[str, str]) -> int:

@@ -11,6 +11,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv
+import pyarrow.feather
 import pyarrow.parquet
 import pytest
 
@@ -19,6 +20,7 @@ from hpcrec.api.configured import configured
 from hpcrec.config import to_toml
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError, DataError
+from hpcrec.preparation.sourced import Source
 from hpcrec.preparation.writer import Writer
 from tests.api import clicks
 
@@ -101,6 +103,128 @@ def test_an_export_predicts_as_the_command_does(
     (out / "export.json").write_text(json.dumps(facts))
     with hpcrec.load(out) as model, pytest.raises(DataError, match="does not say how values became ids"):
         model.predict(table)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
+def test_the_command_takes_a_table_as_it_is(
+    run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path, kind: str
+) -> None:
+    """In pieces; with columns of it, inputs or not, as they stand; of a run, and of an export."""
+    table, _ = asked
+    if kind == "csv":  # which has no lists
+        table, made = _text(table), tmp_path / "data"
+        tags = {"separator": "|", "max_length": 3, "rows": 50}
+        train = hpcrec.prepare(
+            _text(clicks.frame()),
+            made,
+            {**clicks.MAP, "quotes": True, "sparse": {**clicks.MAP["sparse"], "tags": tags}},
+        )
+        run = hpcrec.train(**clicks.sections(train.files, tmp_path / "run"))
+    file = tmp_path / f"today.{kind}"
+    {"csv": pyarrow.csv.write_csv, "parquet": pyarrow.parquet.write_table, "arrow": pyarrow.feather.write_feather}[
+        kind
+    ](table, file)
+    with hpcrec.load(run.folder) as model:
+        wanted = model.predict(table)
+    said = [sys.executable, "-m", "hpcrec", "predict", str(run.folder), "--data", str(file)]
+    for out in ("out.parquet", "out.csv", "out.h5"):
+        subprocess.run([*said, "--out", str(tmp_path / out), "--columns", "item,unused,click"], check=True)
+        assert not list(tmp_path.glob(".*")), "what was made of the table is gone"
+    found = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert found.column_names == ["prediction_click", "item", "unused", "click"]
+    assert np.array_equal(found["prediction_click"].to_numpy(), wanted)
+    assert found["item"].to_pylist() == [value or "" for value in table["item"].to_pylist()]
+    np.testing.assert_allclose(list(map(float, found["unused"].to_pylist())), table["unused"].to_numpy())
+    with h5py.File(tmp_path / "out.h5") as of:
+        assert of["item"].asstr()[:].tolist() == found["item"].to_pylist() and of.attrs["data"] == str(file)
+    assert pyarrow.csv.read_csv(tmp_path / "out.csv").num_rows == table.num_rows
+    refused = subprocess.run([*said, "--out", str(tmp_path / "x.csv"), "--columns", "nobody"], capture_output=True)
+    assert refused.returncode == 2 and b"--columns has 'nobody'; " in refused.stderr
+    assert not (tmp_path / "x.csv").exists()
+    subprocess.run(
+        [sys.executable, "-m", "hpcrec", "checkpoint", "export", str(run.folder), str(tmp_path / "e")], check=True
+    )
+    said[4] = str(tmp_path / "e")
+    subprocess.run([*said, "--out", str(tmp_path / "e.csv")], check=True)
+    exported = pyarrow.csv.read_csv(tmp_path / "e.csv")["prediction_click"].to_numpy()
+    np.testing.assert_allclose(exported, wanted, rtol=0, atol=1e-6)
+
+
+def _text(table: pa.Table) -> pa.Table:
+    """Lists as texts with bars between."""
+    at = table.column_names.index("tags")
+    return table.set_column(at, "tags", pa.array(["|".join(of) for of in table["tags"].to_pylist()]))
+
+
+def test_values_that_are_no_text_are_written_all_the_same(run: hpcrec.Run, tmp_path: Path) -> None:
+    table = clicks.frame(rows=4, seed=5)
+    odd = {
+        "when": pa.array([1, None, 2, 1 << 62], pa.timestamp("ns")),
+        "raw": pa.array([b"ab", b"\xff", None, b"c"], pa.binary()),
+        "text": pa.array(["a\0b", "", None, "d"]),
+        "prediction_click": pa.array([0.0] * 4),
+        "a/b": pa.array([1, 2, 3, 4]),
+    }
+    pyarrow.parquet.write_table(pa.table({**{n: table[n] for n in table.column_names}, **odd}), tmp_path / "t.parquet")
+    said = [sys.executable, "-m", "hpcrec", "predict", str(run.folder), "--data", str(tmp_path / "t.parquet"), "--out"]
+    for out in ("o.parquet", "o.h5"):
+        subprocess.run([*said, str(tmp_path / out), "--columns", "when,raw,text"], check=True)
+    found = pyarrow.parquet.read_table(tmp_path / "o.parquet")
+    assert found["raw"].to_pylist() == ["ab", "\ufffd", "", "c"] and found["text"].to_pylist() == [
+        "a\ufffdb",
+        "",
+        "",
+        "d",
+    ]
+    assert found["when"].to_pylist()[1] == "" and all(found["when"].to_pylist()[i] for i in (0, 2, 3))
+    for name, out, why in (("prediction_click", "x.csv", "of probabilities"), ("a/b", "x.h5", "no '/' in a name")):
+        ended = subprocess.run([*said, str(tmp_path / out), "--columns", name], capture_output=True, text=True)
+        assert ended.returncode == 2 and why in ended.stderr, ended.stderr
+    subprocess.run([*said, str(tmp_path / "x.csv"), "--columns", "a/b"], check=True)
+
+
+def test_ids_are_those_of_the_run_that_is_asked_for(tmp_path: Path, run: hpcrec.Run) -> None:
+    """Which --set may name: another one has another vocabulary."""
+    table = clicks.frame(rows=60, seed=9)
+    made = hpcrec.prepare(table, tmp_path / "data", clicks.MAP, split="order:1,0,0")
+    other = hpcrec.train(**clicks.sections(made.files, tmp_path / "other", train={"steps": 3}))
+    pyarrow.parquet.write_table(table, tmp_path / "t.parquet")
+    said = ["predict", str(run.folder), "--data", str(tmp_path / "t.parquet"), "--out", str(tmp_path / "out.parquet")]
+    moved = [f"run.folder={other.folder}", f"data.train={made.files['train']}"]
+    sets = ["--unset", "data.test", "--set", f"data.validation={made.files['train']}"]
+    sets += [word for setting in moved for word in ("--set", setting)]
+    subprocess.run([sys.executable, "-m", "hpcrec", *said, *sets], check=True)
+    with hpcrec.load(other.folder) as model:
+        wanted = model.predict(table)
+    assert np.array_equal(pyarrow.parquet.read_table(tmp_path / "out.parquet")["prediction_click"].to_numpy(), wanted)
+
+
+def test_rows_of_a_table_that_are_wrong_are_named(run: hpcrec.Run, tmp_path: Path) -> None:
+    table = clicks.frame(rows=20, seed=5)
+    hours = table.set_column(3, "hour", pa.array([*range(19), 24]))
+    pyarrow.parquet.write_table(hours, tmp_path / "today.parquet")
+    line = [sys.executable, "-m", "hpcrec", "predict", str(run.folder), "--data", str(tmp_path / "today.parquet")]
+    ended = subprocess.run([*line, "--out", str(tmp_path / "out.csv")], capture_output=True, text=True)
+    assert ended.returncode != 0 and f"{tmp_path / 'today.parquet'}, row 20, column hour: " in ended.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["today.parquet"]
+
+
+def test_frames_of_their_own_share_the_vocabulary_of_train(tmp_path: Path) -> None:
+    table = clicks.frame()
+    parts = {"validation": table.slice(200, 60), "test": clicks.Stream(table.slice(260))}
+    made = hpcrec.prepare(table.slice(0, 200), tmp_path / "data", clicks.MAP, **parts)
+    assert made.samples == {"train": 200, "validation": 60, "test": 40}
+    again = hpcrec.prepare(table.slice(0, 200), tmp_path / "data", clicks.MAP, **parts)
+    assert again.files == made.files, "the same call again does nothing"
+    with DataSet(made.files["validation"]) as dataset:
+        found = dataset.read(0, 60)
+    wanted = Source(tmp_path / "data").inputs(table.slice(200, 60))
+    assert np.array_equal(found.sparse["item"].ids, wanted.sparse["item"].ids)
+    pyarrow.parquet.write_table(table, tmp_path / "all.parquet")
+    with pytest.raises(ConfigError, match="validation is a frame, and another part is not"):
+        hpcrec.prepare(tmp_path / "all.parquet", tmp_path / "other", clicks.MAP, validation=table)
+    with pytest.raises(ConfigError, match="split: is for sources that hold all parts"):
+        hpcrec.prepare(table, tmp_path / "other", clicks.MAP, test=table, split="order:1,0,0")
 
 
 def test_a_run_has_the_map_that_it_was_trained_by(tmp_path: Path) -> None:

@@ -31,6 +31,12 @@ def run_folder(tmp_path):
 
 
 @pytest.fixture
+def data_file(tmp_path):
+    (tmp_path / "data.h5").write_text("by its name a data set")
+    return tmp_path / "data.h5"
+
+
+@pytest.fixture
 def commands(monkeypatch):
     """The commands' back end, replaced by notes of what it was called with; no MPI is started."""
     from hpcrec.api import commands as real
@@ -107,7 +113,7 @@ def test_evaluate_takes_a_run_folder_or_a_file(config, run_folder, commands, cap
     assert commands.pop()[2] == {"data": None, "checkpoint": "best"}
 
 
-def test_a_file_that_ends_early_is_no_interrupt_of_the_users(run_folder, config, commands, monkeypatch, tmp_path):
+def test_a_file_that_ends_early_is_no_interrupt_of_the_users(run_folder, data_file, commands, monkeypatch, tmp_path):
     """click takes the one for the other, and says nothing."""
     from hpcrec.api import commands as real
 
@@ -116,15 +122,15 @@ def test_a_file_that_ends_early_is_no_interrupt_of_the_users(run_folder, config,
 
     monkeypatch.setattr(real, "predict", ends_early)
     with pytest.raises(EOFError, match="end-of-stream"):
-        cli.main(["predict", str(run_folder), "--data", str(config), "--out", str(tmp_path / "out.h5")])
+        cli.main(["predict", str(run_folder), "--data", str(data_file), "--out", str(tmp_path / "out.h5")])
 
 
 def test_the_code_of_a_folder_that_may_be_an_export_is_run_for_those_alone_who_say_so(
-    run_folder, config, commands, capsys, tmp_path
+    run_folder, config, data_file, commands, capsys, tmp_path
 ):
     own = '[model]\nname = "evil:build"\nfolder = "/theirs"\n'
     (run_folder / "config.toml").write_text(CONFIG + own)
-    line = ("predict", run_folder, "--data", config, "--out", tmp_path / "out.h5")
+    line = ("predict", run_folder, "--data", data_file, "--out", tmp_path / "out.h5")
     assert hpcrec(*line) == 2
     said = capsys.readouterr().err
     assert "is a run, no export, and its model is code, 'evil:build' in /theirs, which would be run here" in said
@@ -133,13 +139,13 @@ def test_the_code_of_a_folder_that_may_be_an_export_is_run_for_those_alone_who_s
     assert hpcrec("predict", config, *line[2:]) == 0 and len(commands) == 2
 
 
-def test_predict_wants_data_and_a_file_to_write(run_folder, config, commands, capsys, tmp_path):
+def test_predict_wants_data_and_a_file_to_write(run_folder, data_file, commands, capsys, tmp_path):
     out = tmp_path / "out.h5"
-    assert hpcrec("predict", run_folder, "--data", config, "--out", out, "--set", "model.width=8") == 0
+    assert hpcrec("predict", run_folder, "--data", data_file, "--out", out, "--set", "model.width=8") == 0
     assert capsys.readouterr().out == f"{out}: 12 predictions\n"
     ((_, (given,), named),) = commands
     assert given.model.width == 8 and named == {
-        "data": str(config),
+        "data": str(data_file),
         "out": out,
         "checkpoint": "best",
         "columns": (),
@@ -147,7 +153,7 @@ def test_predict_wants_data_and_a_file_to_write(run_folder, config, commands, ca
     }
     assert hpcrec("predict", run_folder, "--out", out) == 2
     assert "--data" in capsys.readouterr().err
-    line = ("predict", run_folder, "--data", config, "--out", tmp_path / "out.dat")
+    line = ("predict", run_folder, "--data", data_file, "--out", tmp_path / "out.dat")
     assert hpcrec(*line, "--format", "csv", "--columns", "user, item") == 0
     assert commands[-1][2]["columns"] == ("user", "item") and commands[-1][2]["kind"] == "csv"
     assert hpcrec(*line, "--columns", "user,,item") == 2 and "empty name" in capsys.readouterr().err

@@ -258,6 +258,24 @@ def test_real_ratings_of_movielens(tmp_path: Path, name: str, item: str, capsys:
     assert "--label-from" in refused(capsys, REAL / name, "--label", "rating", "--out", tmp_path / "none")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("talkingdata_100k.csv.gz", ("is_attributed",)),
+        ("criteo_kaggle_sample.tsv.gz", ("c1",)),
+        ("ml100k_ratings.csv.gz", ("rating", "--label-from", 4)),
+        ("ml1m_ratings_100k.csv.gz", ("rating", "--label-from", 4)),
+    ],
+)
+def test_drafts_of_real_tables_train_as_they_are(tmp_path: Path, name: str, label: tuple[object, ...]) -> None:
+    drafted(tmp_path, name, "--label", *label)
+    assert hpcrec("prepare", "table", REAL / name, "--map", tmp_path / "map.toml", "--out", tmp_path / "data") == 0
+    found = train(tmp_path)
+    assert (found["status"], found["steps"]) == ("finished", 8)
+    assert 0.3 < found["eval"]["auc"] <= 1.0, found["eval"]
+
+
 def test_types_of_parquet_are_believed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Lists, booleans, times, dictionaries, whole floats with nulls, NaN, and types that no map reads."""
     rng = np.random.default_rng(4)

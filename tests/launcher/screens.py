@@ -61,8 +61,8 @@ At the end, on {columns} columns:
 
 ## In a log
 
-A line every 30 seconds, or every `train.log_every` steps where those take longer, and one for each evaluation; then the
-same end.
+A line for the first step, one every 30 seconds, and one for the last, with what is known by then; then the same end.
+What came every `train.log_every` steps and with each evaluation is in `metrics.jsonl`.
 
 ```text
 {log}

@@ -93,8 +93,25 @@ def test_80_columns_show_what_a_run_is_looked_at_for() -> None:
         bar.step()
     bar.close()
     last = stream.getvalue().split("\r")[-1].rstrip("\n")
-    assert len(last) <= 80 and re.match(r"  0%\|.*\| 2/4000, .* left, loss 0\.2500, 12,346/s, waiting 50%, ", last)
-    assert re.search(r"waiting 50%, [\d.]+ [MG]B", last), last
+    assert len(last) <= 80 and re.match(r"  0%\|.*\| 2/4000, .* left, loss 0\.2500, auc 0\.7500, 12,346/s, ", last), (
+        last
+    )
+    fields = last.partition("| 2/4000, ")[2].split(", ")
+    assert all(re.fullmatch(r".* left|loss .*|auc .{6}|.*/s|wait \d+%|[\d.]+ [MG]B", of) for of in fields), last
+    assert "wait 50%" in fields, "whole fields alone, this one among them"
+
+
+def test_a_console_without_a_descriptor_has_a_bar() -> None:
+    class Console(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    stream, clock = Console(), Clock()
+    bar = Bar(stream, total_steps=4, clock=clock)
+    bar.show({"loss": 0.25})
+    bar.step()
+    bar.close()
+    assert "loss 0.2500" in stream.getvalue()
 
 
 def test_a_bar_of_a_run_whose_end_is_not_known() -> None:

@@ -233,7 +233,7 @@ def test_bar_and_tensorboard(tmp_path, capsys):
         told.step(0.5, 100)
     bar = capsys.readouterr().err
     assert "5/5" in bar
-    assert all(text in bar for text in ("loss 0.2500", "1.54 MB/step", "validation_auc 0.7500", "200/s"))
+    assert all(text in bar for text in ("loss 0.2500", "1.54 MB/step", ", auc 0.7500", "200/s"))
     (events,) = (tmp_path / "tensorboard").iterdir()
     assert b"validation_auc" in events.read_bytes()
 

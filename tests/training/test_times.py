@@ -42,6 +42,12 @@ CASES: dict[str, dict[str, Any]] = {
         "embedding": SHARDED,
     },
     "disk": {"store": {"name": "disk", "memory_bytes": 20_000_000}},
+    "by Horovod": {"topology": {"mode": "fused"}, "dense": {"reducer": "horovod"}},
+    "thresholded": {
+        "topology": {"mode": "fused"},
+        "exchange": {"codec": "dct", "dct": {"density": 0.5}},
+        "dense": {"compression": "dct", "dct": {"density": 0.5, "every": 2}},
+    },
     "ahead, routed ahead": {"policy": {"name": "ahead"}, "exchange": {"form": "rows", "prefetch": 2}},
 }
 STEPS, SLEPT_STEPS, SLEPT_S = 40, 3, 0.6
@@ -56,6 +62,7 @@ def test_parts_add_up_to_the_wall_clock_of_every_rank(case: str, folder: Path) -
     sections = {name: dict(keys) for name, keys in CASES[case].items()}
     sections["data"] = {"validation": str(folder / "data.h5")}
     train = {"steps": STEPS, "batch_size": 200, "eval_every": STEPS // 2, "log_every": 10}
+    train |= {"dtype": "float32"} if case == "thresholded" else {}
     sections["model"] = {"width": 16, "options": {"bottom": [64, 16], "top": [128, 64]}}  # as the quickstart's
     most = 1.0
     for number in range(TRIES):
