@@ -50,6 +50,7 @@ _SAVED_BYTES = (32 * MiB, 48 * MiB)  # at most, of a part: exported (embedding.h
 # Of rows on a disk: what files that are not finished have in memory, of at most so many a block (hpcrec/disk/log.py).
 _OPEN_FILES, _FILES_A_BLOCK, _FILE_BYTES = 4, 256, (MiB // 2, 64 * MiB)
 _FOOTER_BYTES_A_ROW, _FOOTER_BYTES_A_PAGE, _PAGE_BYTES = 4, 12, 4096
+_ROW_HASH_BYTES = 1  # of a row in a page, beside itself
 _ACTIVATION_COPIES = 4  # of a layer's result: before and after its nonlinearity, and both gradients
 
 
@@ -280,7 +281,7 @@ def _footer_bytes(rows: float, a_row: float) -> float:
     least, most = _FILE_BYTES
     n_bytes = min(max(rows * a_row / _FILES_A_BLOCK, least), most)
     pages = n_bytes / max(a_row, _PAGE_BYTES)  # of wide rows a page has one
-    return _OPEN_FILES * (n_bytes / max(a_row, 1) * _FOOTER_BYTES_A_ROW + pages * _FOOTER_BYTES_A_PAGE)
+    return _OPEN_FILES * (n_bytes / (a_row + _ROW_HASH_BYTES) * _FOOTER_BYTES_A_ROW + pages * _FOOTER_BYTES_A_PAGE)
 
 
 def to_gpu_over_disk(

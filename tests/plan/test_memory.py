@@ -123,7 +123,7 @@ def test_footers_are_those_of_four_files_that_are_not_finished(tmp_path, rows, w
         found.append(
             rank_memory(some, traffic, None, item_bytes=4, ahead=1, shared=0.0, base_bytes=7, elsewhere=on_disk)
         )
-    assert found[0].terms["footers"] == pytest.approx(files, rel=0.15), "a page has more than rows"
+    assert found[0].terms["footers"] == pytest.approx(files, rel=0.06), "pages have no room for half a row"
     assert found[1].terms["footers"] == 0
 
 
