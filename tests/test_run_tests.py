@@ -3,7 +3,6 @@
 import importlib.util
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,12 +38,12 @@ def test_counts_the_worst_rank(runner: ModuleType, tmp_path: Path) -> None:
         "began a; passed a; began b; passed b; began c; skipped c; began d; passed d; failed d",
         "began a; passed a; began b; failed b; began c; skipped c; began d; passed d",
     )
-    assert runner.count(tmp_path, 2) == Counter(passed=1, failed=2, skipped=1)
+    assert runner.outcomes(tmp_path, 2) == {"a": "passed", "b": "failed", "c": "skipped", "d": "failed"}
 
 
 def test_a_test_that_never_ended_failed(runner: ModuleType, tmp_path: Path) -> None:
     write(tmp_path, "began a; passed a; began b; passed b", "began a; passed a; began b")
-    assert runner.count(tmp_path, 2) == Counter(passed=1, failed=1)
+    assert runner.outcomes(tmp_path, 2) == {"a": "passed", "b": "failed"}
 
 
 def test_says_which_files_take_most_cpu(runner: ModuleType, tmp_path: Path) -> None:
@@ -112,10 +111,11 @@ def test_ranks_that_hang_say_where(runner: ModuleType, tmp_path: Path, capfd: py
         "    StopSignal().close()\n    kept = StopSignal()\n"
         "    def stuck_here():\n        time.sleep(987)\n    stuck_here()\n"
     )
-    run = of(runner, runner.Limits(run_s=60.0, test_s=3.0))
+    run = of(runner, runner.Limits(run_s=60.0, test_s=8.0))
     selection = ["parallel", "-p", "no:cacheprovider", f"--rootdir={tmp_path}", str(tmp_path / "test_it.py")]
     assert runner.run_part(run, tmp_path / "notes", 2, selection)["failed"] == 1
     said = capfd.readouterr().out
     assert said.count("in stuck_here") == 4, said  # a stack of each rank, twice
     for rank in range(2):
         assert f"test_it.py::test_here: never ended on rank {rank}" in said
+    assert len(runner.FAILURES) == 1 and runner.FAILURES[0].endswith("test_it.py::test_here"), runner.FAILURES

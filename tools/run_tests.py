@@ -81,6 +81,7 @@ class Run:
 COLLECTED = threading.Event()  # the serial run has noted what tests ask for, or is over
 ENDED = threading.Event()  # by an error or an interrupt: nothing else is begun
 RUNNING: list[subprocess.Popen[str]] = []  # parts
+FAILURES: list[str] = []  # a line each, said again at the end: what is shown of a run far above may be cut off
 
 
 def main() -> int:
@@ -155,7 +156,8 @@ def main() -> int:
         rows += [{"counted": path.stem, **json.loads(path.read_text())} for path in sorted(counted.glob("*.json"))]
     total = {word: sum(row.get(word, 0) for row in rows) for word in WORDS}
     took = ", ".join(f"{row['part']} {row['seconds']} s" for row in rows if "part" in row)
-    print(f"\ntime: {took}; in all {time.monotonic() - whole_s:.0f} s")
+    print("".join(f"\nfailed: {failure}" for failure in FAILURES))
+    print(f"time: {took}; in all {time.monotonic() - whole_s:.0f} s")
     if args.json:
         sys.path.insert(0, str(ROOT / "benchmarks"))
         from _report import claim, finish
@@ -171,7 +173,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slow", action="store_true", help="the tests marked slow, instead of all others")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write what passed in which part here")
-    parser.add_argument("--limit-s", type=float, help="seconds for each run (2700; 7200 with --slow)")
+    parser.add_argument("--limit-s", type=float, help="seconds for each run (4200; 7200 with --slow)")
     parser.add_argument("--test-limit-s", type=float, help="seconds for each test (240; 1800 with --slow)")
     parser.add_argument("--slurm", choices=["too", "only", "no"], default="too", help="the tests on a Slurm (too)")
     numbers = "only these counts, 2,3; none where it is empty"
@@ -181,7 +183,7 @@ def parse() -> tuple[argparse.Namespace, list[str]]:
     args, pytest_args = parser.parse_known_args()
     if not args.serial and not args.ranks:
         parser.error("--no-serial needs --ranks: it is the serial tests that say which counts are asked for")
-    args.limit_s = args.limit_s or (7200.0 if args.slow else 2700.0)
+    args.limit_s = args.limit_s or (7200.0 if args.slow else 4200.0)
     args.test_limit_s = args.test_limit_s or (1800.0 if args.slow else 240.0)
     return args, pytest_args
 
@@ -233,11 +235,14 @@ def run_part(run: Run, folder: Path, ranks: int, pytest_args: list[str]) -> Coun
         command = [*mpirun(ranks), "sh", "-c", KEEP_APART, str(folder), *command]
     run.show(f"\n=== tests: {run.name}")
     status = watched(command, folder, run)
-    counts = count(folder, max(ranks, 1))
+    of_test = outcomes(folder, max(ranks, 1))
+    counts = Counter(of_test.values())
     if most := most_cpu(folder, max(ranks, 1)):
         run.show(f"most CPU: {', '.join(f'{file} {seconds:.0f} s' for file, seconds in most)}")
     if status not in (0, 5) and not counts["failed"]:
         counts["failed"] = 1  # a crash before or after the tests, or a file that cannot be collected
+        FAILURES.append(f"{run.name}: no test of it, but its exit status is {status}")
+    FAILURES.extend(f"{run.name}: {test}" for test, word in of_test.items() if word == "failed")
     if counts["failed"]:
         show_others(folder, ranks, run.show)
         for rank in range(max(ranks, 1)):
@@ -413,13 +418,13 @@ def on_rank(folder: Path, rank: int) -> dict[str, str]:
     return words
 
 
-def count(folder: Path, ranks: int) -> Counter[str]:
-    """Tests by outcome. One that began on some rank and has no outcome there failed."""
+def outcomes(folder: Path, ranks: int) -> dict[str, str]:
+    """The worst outcome of each test over all ranks. One that began on some rank and has none there failed."""
     worst: dict[str, str] = {}
     for rank in range(ranks):
         for test, word in on_rank(folder, rank).items():
             worst[test] = min(word, worst.get(test, word), key=WORST.index)
-    return Counter("failed" if word == "began" else word for word in worst.values())
+    return {test: "failed" if word == "began" else word for test, word in worst.items()}
 
 
 def most_cpu(folder: Path, ranks: int) -> list[tuple[str, float]]:
