@@ -23,6 +23,7 @@ from hpcrec.comm.stall_report import Standing, describe, find_held_up, find_wait
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.training.ranks import on_root
+from tests.cost import times_a_plain_block
 
 MEMBERS = {"main": (0, 1, 2, 3), "dense": (2, 3)}
 
@@ -169,14 +170,7 @@ def test_lanes_count_and_cost_little() -> None:
     with lane.waits(numbers[0], "dense"):
         assert (lane.count, lane.waiting) == (3, 2)
     assert lane.waiting == 0
-    best_s = 1.0
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(1000):
-            with lane.inside("ids"):
-                pass
-        best_s = min(best_s, (time.perf_counter() - began) / 1000)
-    assert best_s < 2e-6
+    assert times_a_plain_block(lambda: lane.inside("ids")) < 15  # 3 on an idle core
 
 
 def of_ranks(said: list[str]) -> list[str]:

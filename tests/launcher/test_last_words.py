@@ -20,6 +20,7 @@ from hpcrec.launcher.last_words import Remark, last_words, remark_in
 from hpcrec.launcher.relay import Heard
 from hpcrec.launcher.watch import Watch
 from tests.comm.job import WATCHED, Job
+from tests.cost import times_a_plain_block
 
 NOW_S = 1_800_000_000.0
 KILLED = b"prterun noticed that process rank 2 with PID 15144 on node vm exited on\nsignal 9 (Killed).\n"
@@ -94,14 +95,7 @@ def test_a_note_on_the_board_costs_little(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(board, "_mine", [board.mine()])
     board.open_board(str(tmp_path), 0, 1)
     lane = Progress().lane("main", (0, 1))
-    best_s = 1.0
-    for _ in range(20):
-        began = time.perf_counter()
-        for _ in range(1000):
-            with lane.inside("ids"):
-                pass
-        best_s = min(best_s, (time.perf_counter() - began) / 1000)
-    assert best_s < 2e-6
+    assert times_a_plain_block(lambda: lane.inside("ids")) < 15  # 3 on an idle core
     assert read_boards(tmp_path)[0].lanes["main"][:3] == (20_000, 0, "ids")
 
 

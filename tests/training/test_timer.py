@@ -8,6 +8,7 @@ import pytest
 from hpcrec.clock import IDLES, WAITS, WORKS, Idles, Waits, here
 from hpcrec.comm.progress import Lane, Waiting
 from hpcrec.training.timer import PhaseTimer, Times
+from tests.cost import times_a_plain_block
 
 SHORT_S, LONG_S = 0.02, 0.4
 LATE_S = 0.5  # that a sleep may take longer on a busy machine
@@ -144,11 +145,5 @@ def test_a_timer_tells_of_what_came_since_it_was_made():
 
 
 def test_a_phase_costs_about_a_microsecond():
-    timer, fastest_s = PhaseTimer(), 1.0
-    for _ in range(20):
-        began_s = time.perf_counter()
-        for _ in range(1000):
-            with timer("forward"):
-                pass
-        fastest_s = min(fastest_s, (time.perf_counter() - began_s) / 1000)
-    assert fastest_s < 10e-6  # 0.6 microseconds on an idle core; a busy machine, or one with a tracer, is slower
+    timer = PhaseTimer()
+    assert times_a_plain_block(lambda: timer("forward")) < 15  # 3 on an idle core
