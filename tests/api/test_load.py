@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +21,16 @@ from hpcrec.errors import ConfigError, DataError
 from hpcrec.preparation.sourced import Source
 from hpcrec.preparation.writer import Writer
 from tests.api import clicks
+from tests.forked import Done, Forked
 
 
-def predicted(folder: Path, data: Path | str, out: Path) -> np.ndarray:
+def well(done: Done) -> None:
+    assert done.code == 0, done.err
+
+
+def predicted(command: Forked, folder: Path, data: Path | str, out: Path) -> np.ndarray:
     """What the command gives."""
-    subprocess.run(
-        [sys.executable, "-m", "hpcrec", "predict", str(folder), "--data", str(data), "--out", str(out)], check=True
-    )
+    well(command("predict", folder, "--data", data, "--out", out))
     with h5py.File(out) as file:
         return file["prediction"][()]
 
@@ -71,9 +72,11 @@ def test_raw_values_become_the_ids_that_prepare_gave_them(files: dict[str, str],
             assert (one is None) == (other is None) and (one is None or np.array_equal(one, other))
 
 
-def test_a_run_predicts_as_the_command_does(run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path) -> None:
+def test_a_run_predicts_as_the_command_does(
+    command: Forked, run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path
+) -> None:
     table, data = asked
-    wanted = predicted(run.folder, data, tmp_path / "out.h5")
+    wanted = predicted(command, run.folder, data, tmp_path / "out.h5")
     assert len(set(wanted.tolist())) > 50
     with DataSet(data) as dataset:
         columns = dataset.read(0, dataset.samples)
@@ -86,12 +89,12 @@ def test_a_run_predicts_as_the_command_does(run: hpcrec.Run, asked: tuple[pa.Tab
 
 
 def test_an_export_predicts_as_the_command_does(
-    run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path, files: dict[str, str]
+    command: Forked, run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path, files: dict[str, str]
 ) -> None:
     table, data = asked
     out = tmp_path / "export"
-    subprocess.run([sys.executable, "-m", "hpcrec", "checkpoint", "export", str(run.folder), str(out)], check=True)
-    wanted = predicted(out, data, tmp_path / "out.h5")
+    well(command("checkpoint", "export", run.folder, out))
+    wanted = predicted(command, out, data, tmp_path / "out.h5")
     with hpcrec.load(out, data=Path(files["train"]).parent) as model:
         assert np.array_equal(model.predict(table), wanted)
         assert model.predict(table.slice(0, 0)).shape == (0,)
@@ -107,7 +110,7 @@ def test_an_export_predicts_as_the_command_does(
 
 @pytest.mark.parametrize("kind", ["csv", "parquet", "arrow"])
 def test_the_command_takes_a_table_as_it_is(
-    run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path, kind: str
+    command: Forked, run: hpcrec.Run, asked: tuple[pa.Table, Path], tmp_path: Path, kind: str
 ) -> None:
     """In pieces; with columns of it, inputs or not, as they stand; of a run, and of an export."""
     table, _ = asked
@@ -126,9 +129,9 @@ def test_the_command_takes_a_table_as_it_is(
     ](table, file)
     with hpcrec.load(run.folder) as model:
         wanted = model.predict(table)
-    said = [sys.executable, "-m", "hpcrec", "predict", str(run.folder), "--data", str(file)]
+    said = ["predict", run.folder, "--data", file, "--out"]
     for out in ("out.parquet", "out.csv", "out.h5"):
-        subprocess.run([*said, "--out", str(tmp_path / out), "--columns", "item,unused,click"], check=True)
+        well(command(*said, tmp_path / out, "--columns", "item,unused,click"))
         assert not list(tmp_path.glob(".*")), "what was made of the table is gone"
     found = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     assert found.column_names == ["prediction_click", "item", "unused", "click"]
@@ -138,14 +141,11 @@ def test_the_command_takes_a_table_as_it_is(
     with h5py.File(tmp_path / "out.h5") as of:
         assert of["item"].asstr()[:].tolist() == found["item"].to_pylist() and of.attrs["data"] == str(file)
     assert pyarrow.csv.read_csv(tmp_path / "out.csv").num_rows == table.num_rows
-    refused = subprocess.run([*said, "--out", str(tmp_path / "x.csv"), "--columns", "nobody"], capture_output=True)
-    assert refused.returncode == 2 and b"--columns has 'nobody'; " in refused.stderr
+    refused = command(*said, tmp_path / "x.csv", "--columns", "nobody")
+    assert refused.code == 2 and "--columns has 'nobody'; " in refused.err
     assert not (tmp_path / "x.csv").exists()
-    subprocess.run(
-        [sys.executable, "-m", "hpcrec", "checkpoint", "export", str(run.folder), str(tmp_path / "e")], check=True
-    )
-    said[4] = str(tmp_path / "e")
-    subprocess.run([*said, "--out", str(tmp_path / "e.csv")], check=True)
+    well(command("checkpoint", "export", run.folder, tmp_path / "e"))
+    well(command("predict", tmp_path / "e", "--data", file, "--out", tmp_path / "e.csv"))
     exported = pyarrow.csv.read_csv(tmp_path / "e.csv")["prediction_click"].to_numpy()
     np.testing.assert_allclose(exported, wanted, rtol=0, atol=1e-6)
 
@@ -156,7 +156,7 @@ def _text(table: pa.Table) -> pa.Table:
     return table.set_column(at, "tags", pa.array(["|".join(of) for of in table["tags"].to_pylist()]))
 
 
-def test_values_that_are_no_text_are_written_all_the_same(run: hpcrec.Run, tmp_path: Path) -> None:
+def test_values_that_are_no_text_are_written_all_the_same(command: Forked, run: hpcrec.Run, tmp_path: Path) -> None:
     table = clicks.frame(rows=4, seed=5)
     odd = {
         "when": pa.array([1, None, 2, 1 << 62], pa.timestamp("ns")),
@@ -166,9 +166,9 @@ def test_values_that_are_no_text_are_written_all_the_same(run: hpcrec.Run, tmp_p
         "a/b": pa.array([1, 2, 3, 4]),
     }
     pyarrow.parquet.write_table(pa.table({**{n: table[n] for n in table.column_names}, **odd}), tmp_path / "t.parquet")
-    said = [sys.executable, "-m", "hpcrec", "predict", str(run.folder), "--data", str(tmp_path / "t.parquet"), "--out"]
+    said = ["predict", run.folder, "--data", tmp_path / "t.parquet", "--out"]
     for out in ("o.parquet", "o.h5"):
-        subprocess.run([*said, str(tmp_path / out), "--columns", "when,raw,text"], check=True)
+        well(command(*said, tmp_path / out, "--columns", "when,raw,text"))
     found = pyarrow.parquet.read_table(tmp_path / "o.parquet")
     assert found["raw"].to_pylist() == ["ab", "\ufffd", "", "c"] and found["text"].to_pylist() == [
         "a\ufffdb",
@@ -178,12 +178,12 @@ def test_values_that_are_no_text_are_written_all_the_same(run: hpcrec.Run, tmp_p
     ]
     assert found["when"].to_pylist()[1] == "" and all(found["when"].to_pylist()[i] for i in (0, 2, 3))
     for name, out, why in (("prediction_click", "x.csv", "of probabilities"), ("a/b", "x.h5", "no '/' in a name")):
-        ended = subprocess.run([*said, str(tmp_path / out), "--columns", name], capture_output=True, text=True)
-        assert ended.returncode == 2 and why in ended.stderr, ended.stderr
-    subprocess.run([*said, str(tmp_path / "x.csv"), "--columns", "a/b"], check=True)
+        ended = command(*said, tmp_path / out, "--columns", name)
+        assert ended.code == 2 and why in ended.err, ended.err
+    well(command(*said, tmp_path / "x.csv", "--columns", "a/b"))
 
 
-def test_ids_are_those_of_the_run_that_is_asked_for(tmp_path: Path, run: hpcrec.Run) -> None:
+def test_ids_are_those_of_the_run_that_is_asked_for(command: Forked, tmp_path: Path, run: hpcrec.Run) -> None:
     """Which --set may name: another one has another vocabulary."""
     table = clicks.frame(rows=60, seed=9)
     made = hpcrec.prepare(table, tmp_path / "data", clicks.MAP, split="order:1,0,0")
@@ -193,19 +193,18 @@ def test_ids_are_those_of_the_run_that_is_asked_for(tmp_path: Path, run: hpcrec.
     moved = [f"run.folder={other.folder}", f"data.train={made.files['train']}"]
     sets = ["--unset", "data.test", "--set", f"data.validation={made.files['train']}"]
     sets += [word for setting in moved for word in ("--set", setting)]
-    subprocess.run([sys.executable, "-m", "hpcrec", *said, *sets], check=True)
+    well(command(*said, *sets))
     with hpcrec.load(other.folder) as model:
         wanted = model.predict(table)
     assert np.array_equal(pyarrow.parquet.read_table(tmp_path / "out.parquet")["prediction_click"].to_numpy(), wanted)
 
 
-def test_rows_of_a_table_that_are_wrong_are_named(run: hpcrec.Run, tmp_path: Path) -> None:
+def test_rows_of_a_table_that_are_wrong_are_named(command: Forked, run: hpcrec.Run, tmp_path: Path) -> None:
     table = clicks.frame(rows=20, seed=5)
     hours = table.set_column(3, "hour", pa.array([*range(19), 24]))
     pyarrow.parquet.write_table(hours, tmp_path / "today.parquet")
-    line = [sys.executable, "-m", "hpcrec", "predict", str(run.folder), "--data", str(tmp_path / "today.parquet")]
-    ended = subprocess.run([*line, "--out", str(tmp_path / "out.csv")], capture_output=True, text=True)
-    assert ended.returncode != 0 and f"{tmp_path / 'today.parquet'}, row 20, column hour: " in ended.stderr
+    ended = command("predict", run.folder, "--data", tmp_path / "today.parquet", "--out", tmp_path / "out.csv")
+    assert ended.code != 0 and f"{tmp_path / 'today.parquet'}, row 20, column hour: " in ended.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["today.parquet"]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.forked import Forked
+from tests.forked import Forked
 from tests.training.runs import write_data
 
 CONFIG = """\

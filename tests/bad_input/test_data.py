@@ -13,7 +13,7 @@ from hpcrec.api.commands import evaluate, predict, train
 from hpcrec.comm.failure import exit_code
 from hpcrec.config import load_config
 from hpcrec.errors import DataError
-from tests.bad_input.forked import Forked
+from tests.forked import Forked
 
 
 def flip(path: Path, at: int) -> None:

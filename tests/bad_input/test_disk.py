@@ -15,7 +15,7 @@ from hpcrec.data.reader import DataSet
 from hpcrec.errors import CheckpointError, OutputError
 from hpcrec.training import attempts
 from hpcrec.training.telemetry import read_metrics
-from tests.bad_input.forked import Forked
+from tests.forked import Forked
 
 
 def no_files_in(folder: Path) -> bool:

@@ -28,8 +28,8 @@ from hpcrec.serving.entries import read_entries
 from hpcrec.serving.folder import damages, fingerprint
 from hpcrec.serving.graph import _read_weights
 from hpcrec.serving.operators import _ATEN, NAME_OF, find_operator
-from tests.bad_input.forked import ROOT
 from tests.bad_input.fuzz import make_export, predict_export, seal_export
+from tests.forked import ROOT
 
 
 @pytest.fixture(scope="module")

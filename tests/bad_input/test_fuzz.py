@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.forked import ROOT
 from tests.bad_input.fuzz import KINDS
 from tests.counts import keep_counts, share_of
+from tests.forked import ROOT
 
 SOME = 24
 MANY = {  # 10,000 in all, more of those that are quick

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.forked import ROOT
 from tests.bad_input.test_data import chunk
 from tests.comm.job import Job
+from tests.forked import ROOT
 from tests.training.runs import write_data
 
 BODY = """

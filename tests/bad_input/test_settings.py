@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bad_input.forked import Forked
+from tests.forked import Forked
 
 # What the file's text becomes, what is given by --set, and what is said.
 WRONG: dict[str, tuple[tuple[str, str], str | None, list[str]]] = {

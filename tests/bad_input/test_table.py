@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bad_input import test_data, test_resume, test_settings
-from tests.bad_input.forked import ROOT
+from tests.forked import ROOT
 
 PARAMETERS = {
     "test_data.py": test_data.WRONG,

@@ -80,8 +80,8 @@ def test_a_rename_is_there_or_not_and_never_half(tmp_path: Path) -> None:
 
 def test_power_goes_at_some_calls(tmp_path: Path) -> None:
     scenarios = "first/1,first/2,increment/2,retried/2+9,again/1,resume/1,notes/1,prepare one/1"
-    found = asked("cuts", [["--scenarios", scenarios, "--cuts", "60", "--seed", "1"]], tmp_path)[0]
-    assert found["wrong"] == [] and found["cuts"] == 60
+    found = asked("cuts", [["--scenarios", scenarios, "--cuts", "30", "--seed", "1"]], tmp_path)[0]
+    assert found["wrong"] == [] and found["cuts"] == 30
 
 
 def test_a_link_is_one_more_name_of_the_same_bytes(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_power_goes_where_rows_are_links(tmp_path: Path) -> None:
 
 def test_pieces_are_never_on_disk_without_the_record_whose_they_are(tmp_path: Path) -> None:
     """The same command was refused after such a cut: its folder had files that nobody seemed to own."""
-    found = asked("cuts", [["--scenarios", "prepare/1", "--cuts", "60", "--seed", "7"]], tmp_path)[0]
-    assert found["wrong"] == [] and found["cuts"] == 60
+    found = asked("cuts", [["--scenarios", "prepare/1", "--cuts", "30", "--seed", "7"]], tmp_path)[0]
+    assert found["wrong"] == [] and found["cuts"] == 30
 
 
 @pytest.mark.slow

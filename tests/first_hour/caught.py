@@ -11,10 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bad_input.forked import Done, Forked
 from tests.first_hour import ground as grounds
 from tests.first_hour.ground import Ground
 from tests.first_hour.mistakes import MISTAKES, Mistake
+from tests.forked import Done, Forked
 
 _NOT_OURS = ("Traceback", "MPI_ABORT", "MPI_Abort", "PRTE ERROR", "prterun", "mpirun has", "-----")
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import h5py
 import numpy as np
 
-from tests.bad_input.forked import Done, Forked
+from tests.forked import Done, Forked
 
 COLUMNS = ("click", "user", "item", "price", "hour", "rating")
 ROWS = 400

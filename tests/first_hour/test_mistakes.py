@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.bad_input.forked import Forked
 from tests.first_hour import ground as grounds
 from tests.first_hour import table
 from tests.first_hour.caught import Tried, tried
 from tests.first_hour.ground import Ground
 from tests.first_hour.mistakes import MISTAKES
+from tests.forked import Forked
 
 
 @pytest.fixture(scope="module")

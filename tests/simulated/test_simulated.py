@@ -17,7 +17,7 @@ from tests.faults.seeded import changed
 from tests.simulated.faults import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = {"commit": 100, "claim": 60, "prepare": 30, "stall": 30, "restart": 40}
+FEW = {"commit": 50, "claim": 30, "prepare": 15, "stall": 15, "restart": 20}
 TWICE = 3  # of these
 # None of the first 24,000 schedules meets this fault; so it is looked for from there on.
 RARE = {"the token not looked at again after a rename": 24_000}
