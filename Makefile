@@ -2,6 +2,7 @@
 # Switches, on the command line of make:
 #   MPI=site      the MPI whose mpicc is on the path (module load ...), instead of Open MPI from PyPI
 #   MPI=mpich     any target with MPICH from PyPI, in an environment of its own, .venv-mpich
+#   HOROVOD=no    make setup without Horovod: dense gradients are summed by MPI (dense.reducer = "mpi")
 #   WHEELS=dir    make setup without a network, from what make wheels put there
 #   PYTHON=path   the Python (3.11 or newer) that .venv is made from
 #   NP=4          ranks of `make train`; its configuration asks for 2 owners and 2 dense ranks, so another number

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -78,11 +79,18 @@ def fast_values(value: Any, n: int) -> tuple[Any, ...] | None:
     return tuple(values) if n > 1 or hasattr(value, "marks") else (values,)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leaves cases on numbers of ranks whose turn it is not to ``make soak``."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves cases on numbers of ranks whose turn it is not to ``make soak``; and those between ``--every``."""
     for item in items:
         if not in_turn(item):
             item.add_marker(pytest.mark.slow)
+    if (every := config.getoption("--every")) > 1:
+        seen = Counter[str]()
+        for item in items:
+            test = item.nodeid.partition("[")[0]
+            if seen[test] % every:
+                item.add_marker(pytest.mark.slow)
+            seen[test] += 1
 
 
 class Outcomes:
@@ -122,8 +130,10 @@ def cpu_s() -> float:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """``--outcomes DIR``: writes each test's outcome there, one file a rank."""
+    """``--outcomes DIR``: writes each test's outcome there, one file a rank. ``--every N``: takes some of its cases."""
     parser.addoption("--outcomes", metavar="DIR", default=None, help="folder for one file of outcomes a rank")
+    some = "the first of each test's cases and each N-th one after it; the others are marked slow"
+    parser.addoption("--every", metavar="N", type=int, default=1, help=some)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -101,6 +101,12 @@ def test_unknown_mpi(checkout: Checkout) -> None:
     assert not checkout.venv.exists()
 
 
+def test_unknown_answer_for_horovod(checkout: Checkout) -> None:
+    assert checkout.refusal(HOROVOD="maybe") == (
+        "setup: HOROVOD=maybe is not known. Allowed: yes (the default), no (dense gradients are summed by MPI).\n"
+    )
+
+
 @pytest.mark.parametrize("mpi", ["wheel", "mpich", "site"])
 def test_a_wheels_folder_without_wheels(checkout: Checkout, tmp_path: Path, mpi: str) -> None:
     for name in ("mpicc", "mpirun"):

