@@ -129,14 +129,20 @@ class Loaded:
         return Columns(np.zeros(n, np.float32), dense_BN, columns)
 
 
-def load(folder: Path | str, *, data: Path | str | None = None, model: Any = None, trust: bool = False) -> Loaded:
+def load(
+    folder: os.PathLike[str] | str,
+    *,
+    data: os.PathLike[str] | str | None = None,
+    model: Any = None,
+    trust: bool = False,
+) -> Loaded:
     """A model to predict with.
 
     Parameters
     ----------
-    folder : Path or str
-        A run folder, whose best checkpoint is taken (the last where none was marked), or an export.
-    data : Path or str, optional
+    folder : path or Run
+        A run, or its folder, whose best checkpoint is taken (the last where none was marked), or an export.
+    data : path, optional
         Folder of a prepared data set that says how a frame's values become ids, in place of what the run, or the
         export, has of its training data.
     model : class or function, optional

@@ -43,6 +43,10 @@ class Run:
     def __repr__(self) -> str:
         return f"<hpcrec run {self.folder}: {self.status}, {self.summary['steps']} steps>"
 
+    def __fspath__(self) -> str:
+        """Its folder, so that a run stands for it wherever a path is asked for."""
+        return str(self.folder)
+
     @property
     def summary(self) -> dict[str, Any]:
         """What summary.json says."""
