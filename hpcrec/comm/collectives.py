@@ -22,7 +22,7 @@ from hpcrec.comm.levels import Levels, pairs_of
 from hpcrec.comm.library import MPI
 from hpcrec.comm.pieces import Messages, Pieces, alltoallv_in_pieces
 from hpcrec.comm.progress import Lane
-from hpcrec.comm.sizes import UNIT_BYTES, clear_padding
+from hpcrec.comm.sizes import UNIT_BYTES, clear_padding, places
 from hpcrec.comm.window import Windows, open_windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
@@ -105,6 +105,7 @@ class Collectives:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._unit = MPI.BYTE.Create_contiguous(UNIT_BYTES).Commit()
+        self._rows: dict[int, tuple[Ints, Ints]] = {}
         self._in_window: NDArray[Any] | None = None  # what ``message`` gave last, where that lies in the window
         self._windows: Windows | None = None
         self._levels: Levels | None = None
@@ -131,8 +132,7 @@ class Collectives:
         """Row ``i`` of int64 [R, M] goes to rank ``i``; returns what came from each."""
         recv_RM = np.empty(send_RM.shape, send_RM.dtype)
         if self.by_levels and self._small_windows is not None:
-            bytes_R = np.full(self.size, send_RM[0].nbytes, np.int64)
-            at_R = np.cumsum(bytes_R) - bytes_R
+            bytes_R, at_R = self._rows_of(send_RM[0].nbytes)
             self._small_windows.room(send_RM.nbytes)[:] = np.ascontiguousarray(send_RM).view(np.uint8).reshape(-1)
             with self.lane.inside(tag):
                 messages_R = self._small_levels.swap(recv_RM.view(np.uint8).reshape(-1), at_R, bytes_R, at_R, bytes_R)
@@ -142,6 +142,12 @@ class Collectives:
         with self.lane.inside(tag):
             self.comm.Alltoall(send_RM, recv_RM)
         return recv_RM
+
+    def _rows_of(self, n_bytes: int) -> tuple[Ints, Ints]:
+        """Sizes and places of messages of so many bytes each, which are the same in every step."""
+        if n_bytes not in self._rows:
+            self._rows[n_bytes] = np.full(self.size, n_bytes, np.int64), np.arange(self.size) * n_bytes
+        return self._rows[n_bytes]
 
     def message(self, bytes_R: Ints, dtype: npt.DTypeLike, behind_bytes: int = 0) -> NDArray[Any]:
         """Where the messages of the next ``alltoallv`` are best written: flat, of ``dtype``, only their padding set.
@@ -353,14 +359,14 @@ class Collectives:
 
     def _places(self, n_bytes_R: Ints, what: str) -> Ints:
         """Where each of consecutive messages begins, in bytes."""
-        ends_R = np.cumsum(n_bytes_R)
-        assert not np.bitwise_or.reduce(n_bytes_R) % UNIT_BYTES, f"{what} sizes are no whole units: {n_bytes_R}"
-        if ends_R[-1] > _MAX_UNITS * UNIT_BYTES:
+        at_R, end = places(n_bytes_R)
+        assert end >= 0, f"{what} sizes are no whole units: {n_bytes_R}"
+        if end > _MAX_UNITS * UNIT_BYTES:
             raise HpcrecError(
-                f"rank {self.rank} would {what} {ends_R[-1]} bytes in one phase; one call moves at most "
+                f"rank {self.rank} would {what} {end} bytes in one phase; one call moves at most "
                 f"{_MAX_UNITS * UNIT_BYTES}. Use more ranks or a smaller train.batch_size."
             )
-        return ends_R - n_bytes_R
+        return at_R
 
     def _small(self, n_bytes_R: Ints, what: str) -> list[int]:
         """Sizes of messages that are counted in single bytes."""

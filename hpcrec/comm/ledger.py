@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
+from hpcrec.comm.sizes import count_messages
 from hpcrec.types import Ints
 
 TAGS = ("ids", "values", "gradients", "dense", "control", "teachers", "shadow", "check")
@@ -33,11 +34,10 @@ class Ledger:
     def __init__(self, rank: int, host_of_R: Sequence[int]) -> None:
         self._rank = rank
         self._crosses_R = (np.asarray(host_of_R) != host_of_R[rank]).astype(np.int64)
-        near_R = (np.arange(len(host_of_R)) != rank) - self._crosses_R
-        self._near_far_R2 = np.stack([near_R, self._crosses_R], axis=1)  # of each rank whether it is here, or elsewhere
         self._lock = threading.Lock()  # ids are routed by a thread of their own
-        self._bytes = np.zeros((len(TAGS), 2), np.int64)  # [tag, (same host, cross host)]
-        self._messages = np.zeros((len(TAGS), 2), np.int64)
+        counts = np.zeros((len(TAGS), 4), np.int64)
+        self._counts = dict(zip(TAGS, counts, strict=True))
+        self._bytes, self._messages = counts[:, :2], counts[:, 2:]  # [tag, (same host, cross host)]
         self._unknown = threading.Event()  # set: see ``messages_known``
         self._here = threading.local()  # what one thread leaves out, another may be counting
         self._of_line: dict[int, int] = {}  # bytes, by the line of metrics that they are for; where they are kept
@@ -48,7 +48,6 @@ class Ledger:
         of = copy.copy(self)  # the counts and what guards them are shared
         to = np.asarray(ranks)
         of._rank, of._crosses_R = list(ranks).index(self._rank), self._crosses_R[to]
-        of._near_far_R2 = self._near_far_R2[to]
         return of
 
     @property
@@ -67,16 +66,14 @@ class Ledger:
         """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``; by default in one message where there are any."""
         if getattr(self._here, "paused", False):
             return
-        place, near_far = TAGS.index(tag), self._near_far_R2[np.asarray(ranks)]
-        if (apart := getattr(self._here, "apart", None)) is not None:
-            apart.append(int(n_bytes @ near_far.sum(axis=1)))
-        messages = np.sign(n_bytes) if n_messages is None else n_messages
+        to = ranks if isinstance(ranks, np.ndarray) else np.array(ranks, np.int64)
         with self._lock:
-            self._bytes[place] += n_bytes @ near_far
-            self._messages[place] += messages @ near_far
+            counted = count_messages(n_bytes, n_messages, to, self._crosses_R, self._rank, self._counts[tag])
             if self._line_now:
                 line = getattr(self._here, "line", self._line_now[0])
-                self._of_line[line] = self._of_line.get(line, 0) + int(n_bytes @ near_far.sum(axis=1))
+                self._of_line[line] = self._of_line.get(line, 0) + counted
+        if (apart := getattr(self._here, "apart", None)) is not None:
+            apart.append(counted)
 
     def counts_for(self, line: int) -> None:
         """What this thread sends from now on is for a line of metrics, whenever it is sent."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcrec.comm.library import MPI
 from hpcrec.comm.progress import AFTER, BEFORE, FROM, TO, Hop, Lane
-from hpcrec.comm.window import Windows
+from hpcrec.comm.window import Task, Windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 
@@ -29,8 +29,7 @@ _MOST_UNITS = 2**31 - 1
 # From rank to rank, in the mean of two hosts: from here on each rank sends to its peers, and to every rank.
 PEER_BYTES, ALONE_BYTES = 8192, 65536
 FEW = 16  # messages of a rank in a phase: as many as peers have to save
-NOTHING, TOGETHER, PEERS, ALONE = range(4)
-"""What crosses from one host to another: no byte, one message, one of each rank, one of each rank to each."""
+TOGETHER, ALONE = 1, 3  # how messages cross, as the native module numbers it; 2: one of each rank, to its peer
 _Coming = tuple[MPI.Request, int, int]
 
 
@@ -112,10 +111,26 @@ class Levels:
         self._comm, self._windows, self._pairs = comm, windows, pairs
         self._local = windows.local_L.tolist()
         self._place = self._local.index(comm.rank)
+        self._here_R = np.zeros(comm.size, np.bool_)
+        self._here_R[self._local] = True
         self._unit, self._unit_bytes = unit, unit.Get_size()
         self._lane, host = lane, tuple(lane.ranks[rank] for rank in self._local)
         self._before, self._after = Hop(BEFORE, host), Hop(AFTER, host)
         self._from = {rank: Hop(FROM, (lane.ranks[rank],)) for pair in pairs for rank in pair.there.tolist()}
+        # Of each pair: where its ranks begin among those of all, and who of this host takes what comes from each there.
+        ranks = len(self._local)
+        self._begins = np.cumsum([0] + [len(pair.there) for pair in pairs]).tolist()
+        self._takers = [pair.takers(ranks) for pair in pairs]
+        windows.set_others(
+            [rank for pair in pairs for rank in pair.there.tolist()],
+            self._begins,
+            [self._local.index(pair.gate) for pair in pairs],
+            np.concatenate(self._takers).tolist(),
+            # Whether peers save enough, by numbers that both hosts have: of hosts, and of ranks.
+            [len(pairs) * (min(ranks, len(pair.there)) - 1) >= FEW for pair in pairs],
+            PEER_BYTES,
+            ALONE_BYTES,
+        )
 
     def swap(
         self, recv: NDArray[np.uint8], sent_at_R: Ints, sent_bytes_R: Ints, recv_at_R: Ints, recv_bytes_R: Ints
@@ -142,82 +157,69 @@ class Levels:
         """
         windows, self._lane.hop = self._windows, self._before
         turn = windows.begin(sent_at_R, sent_bytes_R, recv_bytes_R)
-        sizes_LR, due_LR = (np.stack([of(rank, turn) for rank in self._local]) for of in (windows.sizes, windows.due))
-        out, coming_in = self._how(sizes_LR), self._how(due_LR)
-        coming = self._received(due_LR, coming_in)
-        coming += self._received_alone(coming_in, recv, recv_at_R, recv_bytes_R)
+        plan = windows.plan(turn)
+        coming = self._received(plan.receives, recv, recv_at_R, recv_bytes_R)
         sends, to = list[MPI.Request](), list[int]()
-        for rank, tag, message in self._sent(out, turn, sent_bytes_R):
+        for rank, tag, message in self._sent(plan.sends, turn, sent_bytes_R):
             sends.append(self._comm.Isend(self._buffer(message, rank), rank, tag))
             to.append(rank)
         windows.take(turn, recv, recv_at_R, recv_bytes_R)  # of this host, while others are on their way
         self._wait(coming, sends, to)
-        if any(how in (TOGETHER, PEERS) for how in coming_in):
+        if plan.relayed:
             self._lane.hop = self._after
             windows.meet()
-        for pair, how in zip(self._pairs, coming_in, strict=True):
-            if how in (TOGETHER, PEERS):
-                self._take(pair, how, recv, recv_at_R, recv_bytes_R, due_LR)
-        messages_R = np.zeros(len(sent_bytes_R), np.int64)
-        messages_R[self._local] = sent_bytes_R[self._local] > 0
-        messages_R[to] = 1
+            windows.take_relayed(turn, recv, recv_at_R, recv_bytes_R)
+        messages_R = ((sent_bytes_R > 0) & self._here_R).astype(np.int64)
+        if to:
+            messages_R[to] = 1
         return messages_R
 
-    def _how(self, bytes_LR: Ints) -> list[int]:
-        """Of each pair, how what there is crosses one way, by numbers that ranks of both hosts have."""
-        found = list[int]()
-        for pair in self._pairs:
-            n_bytes = int(bytes_LR[:, pair.there].sum())
-            each = n_bytes / (len(self._local) * len(pair.there))
-            if not n_bytes:
-                found.append(NOTHING)
-            elif each < PEER_BYTES:
-                found.append(TOGETHER)
-            else:  # numbers that both hosts have: of ranks, and of hosts
-                saved = len(self._pairs) * (min(len(self._local), len(pair.there)) - 1)
-                found.append(PEERS if each < ALONE_BYTES and saved >= FEW else ALONE)
-        return found
-
-    def _sent(self, out: Sequence[int], turn: int, sent_bytes_R: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    def _sent(
+        self, tasks: Sequence[Task], turn: int, sent_bytes_R: Ints
+    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """What this rank sends: to whom, by which tag, and the message."""
-        for pair, how in zip(self._pairs, out, strict=True):
-            if how == TOGETHER and pair.gate == self._comm.rank:
-                yield pair.other_gate, _TAG, self._outgoing(pair, turn, self._local)
-            elif how == PEERS and sent_bytes_R[pair.there].any():
-                yield pair.peer(self._place), _PEER, self._outgoing(pair, turn, [self._comm.rank])
+        windows, me = self._windows, self._comm.rank
+        for host, how, n_bytes in tasks:
+            pair = self._pairs[host]
+            if how == TOGETHER:
+                yield pair.other_gate, _TAG, windows.packed(turn, None, pair.there, n_bytes)
             elif how == ALONE:
                 for rank in pair.there[sent_bytes_R[pair.there] > 0].tolist():
-                    yield rank, _ALONE, self._windows.part(self._comm.rank, turn, rank, int(sent_bytes_R[rank]))
+                    yield rank, _ALONE, windows.part(me, turn, rank, int(sent_bytes_R[rank]))
+            elif pair.consecutive:  # so are the messages to its ranks, and they stay until the next message but one
+                yield pair.peer(self._place), _PEER, windows.part(me, turn, int(pair.there[0]), n_bytes)
+            else:
+                yield pair.peer(self._place), _PEER, windows.packed(turn, me, pair.there, n_bytes)
 
-    def _received(self, due_LR: Ints, coming_in: Sequence[int]) -> list[_Coming]:
-        """Begins to receive what comes for this host by this rank: requests, bytes of each, and who sends them."""
-        mine = list[tuple[int, int, int, int]]()  # who sends it, by which tag, its bytes, and the number to note it by
-        for pair, how in zip(self._pairs, coming_in, strict=True):
-            if how == TOGETHER and pair.gate == self._comm.rank:
-                mine.append((pair.other_gate, _TAG, int(due_LR[:, pair.there].sum()), int(pair.there[0])))
-            elif how == PEERS:
-                for rank in pair.there[pair.takers(len(self._local)) == self._place].tolist():
-                    mine.append((rank, _PEER, int(due_LR[:, rank].sum()), rank))
-        room, at, found = self._windows.relay(sum(n_bytes for _, _, n_bytes, _ in mine)), 0, list[_Coming]()
-        for sender, tag, n_bytes, number in mine:
+    def _received(
+        self, tasks: Sequence[Task], recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints
+    ) -> list[_Coming]:
+        """Begins to receive what comes to this rank, for its host or itself: requests, bytes of each, and who sends."""
+        found, relays = list[_Coming](), list[tuple[int, int, int, int]]()
+        for host, how, n_bytes in tasks:
+            pair = self._pairs[host]
+            if how == ALONE:
+                for rank in pair.there[recv_bytes_R[pair.there] > 0].tolist():
+                    at, many = int(recv_at_R[rank]), int(recv_bytes_R[rank])
+                    found.append(self._receive(recv[at : at + many], rank, _ALONE))
+            elif how == TOGETHER:
+                relays.append((pair.other_gate, _TAG, n_bytes, int(pair.there[0])))
+            else:
+                for m in np.flatnonzero(self._takers[host] == self._place).tolist():
+                    rank = int(pair.there[m])
+                    relays.append((rank, _PEER, self._windows.due(self._begins[host] + m), rank))
+        if not relays:
+            return found
+        room, at = self._windows.relay(sum(n_bytes for _, _, n_bytes, _ in relays)), 0
+        for sender, tag, n_bytes, number in relays:
             self._windows.note(number, at)
             if n_bytes:
-                buffer = self._buffer(room[at : at + n_bytes], sender)
-                found.append((self._comm.Irecv(buffer, sender, tag), n_bytes, sender))
+                found.append(self._receive(room[at : at + n_bytes], sender, tag))
             at += n_bytes
         return found
 
-    def _received_alone(
-        self, coming_in: Sequence[int], recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints
-    ) -> list[_Coming]:
-        """Likewise what comes from each rank by itself."""
-        found = list[_Coming]()
-        for pair, how in zip(self._pairs, coming_in, strict=True):
-            for rank in pair.there[recv_bytes_R[pair.there] > 0].tolist() if how == ALONE else ():
-                at, n_bytes = int(recv_at_R[rank]), int(recv_bytes_R[rank])
-                buffer = self._buffer(recv[at : at + n_bytes], rank)
-                found.append((self._comm.Irecv(buffer, rank, _ALONE), n_bytes, rank))
-        return found
+    def _receive(self, into: NDArray[np.uint8], sender: int, tag: int) -> _Coming:
+        return self._comm.Irecv(self._buffer(into, sender), sender, tag), len(into), sender
 
     def _wait(self, coming: Sequence[_Coming], sends: list[MPI.Request], to: Sequence[int]) -> None:
         status = MPI.Status()
@@ -242,36 +244,3 @@ class Levels:
                 "train.batch_size."
             )
         return array, n, self._unit
-
-    def _outgoing(self, pair: Pair, turn: int, ranks: Sequence[int]) -> NDArray[np.uint8]:
-        """What ranks of this host send to those of the other one: by who sends it, and then by who receives it."""
-        parts = []
-        for rank in ranks:
-            sizes = self._windows.sizes(rank, turn)[pair.there]
-            if pair.consecutive:  # so are its messages to them
-                parts.append(self._windows.part(rank, turn, int(pair.there[0]), int(sizes.sum())))
-            else:
-                to = zip(pair.there.tolist(), sizes.tolist(), strict=True)
-                parts += [self._windows.part(rank, turn, there, n_bytes) for there, n_bytes in to if n_bytes]
-        if len(parts) == 1:
-            return parts[0]  # it stays until the next message but one
-        return np.concatenate(parts) if parts else np.zeros(0, np.uint8)
-
-    def _take(
-        self, pair: Pair, how: int, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints, due_LR: Ints
-    ) -> None:
-        """Copies what has come from the other host's ranks for this one."""
-        if not recv_bytes_R[pair.there].any():
-            return
-        windows, of_senders = self._windows, due_LR[:, pair.there].sum(axis=0)
-        before_M = due_LR[: self._place, pair.there].sum(axis=0)  # for ranks of this host before this one
-        if how == TOGETHER:
-            at_M = windows.noted(pair.gate, int(pair.there[0])) + np.cumsum(of_senders) - of_senders
-            by = [pair.gate] * len(pair.there)
-        else:
-            by = [self._local[place] for place in pair.takers(len(self._local)).tolist()]
-            at_M = np.array([windows.noted(rank, number) for rank, number in zip(by, pair.there.tolist(), strict=True)])
-        for m, sender in enumerate(pair.there.tolist()):
-            n_bytes, to = int(recv_bytes_R[sender]), int(recv_at_R[sender])
-            if n_bytes:
-                recv[to : to + n_bytes] = windows.relayed(by[m], int(at_M[m] + before_M[m]), n_bytes)

@@ -1,11 +1,15 @@
 """Windows: shared memory by which the ranks of one host pass messages to each other with one copy.
 
 A rank writes its messages to all ranks into a window of its own, one after the other. When all ranks of the host have
-passed a barrier, each copies what is meant for it out of the others' windows. A window has two sides, used in turn:
-who writes message n + 1 has passed the barrier of message n, which nobody passes who still reads message n - 1.
+met, each copies what is meant for it out of the others' windows. A window has two sides, used in turn: who writes
+message n + 1 has met the others for message n, and nobody does who still reads message n - 1.
 
-Beside it is room for messages that a rank has received for others of its host (``comm.levels``): written between the
-barrier of message n and a second one, and read before the barrier of message n + 1.
+Beside it is room for messages that a rank has received for others of its host (``comm.levels``): written after ranks
+have met for message n and before they meet for it again, and read before they meet for message n + 1.
+
+Who waits for the others sleeps, and takes no core from those that still compute; where there is a core for each it
+looks for a while first. Every ``_LIMIT_NS`` it lets MPI do what it does of messages under way, for another rank may
+wait for one of these.
 
 The memory is anonymous (memfd_create), opened by the others through /proc/<pid>/fd: a rank that is killed leaves no
 file behind, and the size of /dev/shm does not bound it. Knows ranks and bytes, not what they mean.
@@ -15,14 +19,16 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hpcrec.comm.library import MPI
 from hpcrec.errors import HpcrecError
+from hpcrec.kernels.native_module import available, loaded
 from hpcrec.types import Ints
 from hpcrec.units import format_bytes
 
@@ -30,8 +36,23 @@ _NAME = "hpcrec-window"
 _SIDES = 2
 _GROWN = 1.25  # sizes change from step to step; what is mapped and not written to takes no memory
 _TOKEN = 1 << 62
-_KNOWN = 2  # numbers before those of the messages: the token, and how many follow
+# Numbers before those of the messages: the token, and how many follow; on a cache line of its own, where ranks meet.
+_MEETING, _KNOWN = 8, 16
 _OF_A_RANK = 3
+_LIMIT_NS = 500_000
+_LOOKS_NS = 50_000  # as long as the kernel takes to wake who sleeps
+
+Names = tuple[list[tuple[int, int, int]], list[int]]
+Task = tuple[int, int, int]
+"""Number of another host, how messages cross to it or from it, and how many bytes."""
+
+
+class Plan(NamedTuple):
+    """What a rank has to do; ``relayed``: whether what comes for its host is handed over, by this rank or another."""
+
+    sends: list[Task]
+    receives: list[Task]
+    relayed: bool
 
 
 class Windows:
@@ -53,35 +74,39 @@ class Windows:
 
     def __init__(self, comm: MPI.Intracomm, local: Sequence[int], *, relays: bool = False) -> None:
         self.local_L: Ints = np.array(local, np.int64)
-        self._local = tuple(local)
-        self._rank = comm.rank
+        self._comm, self._rank, self._size = comm, comm.rank, comm.size
+        self._place = self.local_L.tolist().index(comm.rank)
         self._turn = 0
         # Of a message: where those to each rank begin, their sizes, and those of what comes. Of the room beside: where
         # what came for others begins, by a number that these know.
         heads = [_OF_A_RANK * comm.size] * _SIDES + [comm.size] * relays
-        self._size, self._own = comm.size, [_Side(numbers) for numbers in heads]
-        self._theirs: dict[int, list[_View]] = {}
-        self._host: MPI.Intracomm | None = None
+        self._own = [_Side(numbers) for numbers in heads]
+        self._sides: list[list[_Side | _View]] = []  # by place and side
+        self._meeting: Any = None
+        self._messages = loaded.HostMessages(comm.size, self.local_L.tolist(), self._place)
 
-    def names(self) -> list[tuple[int, int, int]]:
-        """What the others open this rank's sides by: process, descriptor, and a number to know them by."""
-        return [(os.getpid(), side.descriptor, side.token) for side in self._own]
+    def names(self) -> Names:
+        """What the others open this rank's sides by: process, descriptor, and a number to know them by; its cores."""
+        return [(os.getpid(), side.descriptor, side.token) for side in self._own], sorted(os.sched_getaffinity(0))
 
-    def open_theirs(self, names_R: Sequence[Sequence[tuple[int, int, int]]]) -> None:
+    def open_theirs(self, names_R: Sequence[Names]) -> None:
         """Opens the other ranks' windows; raises OSError where that is not allowed, or finds something else."""
-        for rank in self._local:
-            if rank != self._rank:
-                self._theirs[rank] = [_View(*name) for name in names_R[rank]]
-
-    def split_host(self, comm: MPI.Intracomm) -> None:
-        """Makes the host's communicator; collective over ``comm``."""
-        host = comm.Split(self._local[0], comm.rank)
-        assert isinstance(host, MPI.Intracomm)
-        self._host = host
+        cores = set[int]()
+        for place, rank in enumerate(self.local_L.tolist()):
+            names, its_cores = names_R[rank]
+            cores.update(its_cores)
+            if place == self._place:
+                self._sides.append([*self._own])
+            else:  # ranks meet in the window of the first
+                self._sides.append([_View(*name, write=place == side == 0) for side, name in enumerate(names)])
+            for which in range(len(names)):
+                self._show(place, which)
+        looks_ns = _LOOKS_NS if len(self.local_L) <= len(cores) else 0
+        self._meeting = loaded.Meeting(self._sides[0][0].meeting, len(self.local_L), looks_ns)
 
     def room(self, n_bytes: int) -> NDArray[np.uint8]:
         """Where the next messages are to be written."""
-        return self._own[self._turn].room(n_bytes)
+        return self._room(self._turn, n_bytes)
 
     def swap(self, recv: NDArray[np.uint8], sent_at_R: Ints, recv_at_R: Ints, recv_bytes_R: Ints) -> None:
         """Gives the messages in this rank's window to the ranks of the host, and copies theirs to ``recv``.
@@ -117,15 +142,35 @@ class Windows:
 
     def meet(self) -> None:
         """Waits for the ranks of the host."""
-        assert self._host is not None
-        self._host.Barrier()
+        if not self._meeting.arrive():
+            while not self._meeting.wait(_LIMIT_NS):
+                self._comm.Iprobe()  # for what MPI does meanwhile; and a signal is handled
 
     def take(self, turn: int, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints) -> None:
         """Copies what the ranks of the host have for this one to ``recv``."""
-        for rank in self._local:
-            n_bytes, at = int(recv_bytes_R[rank]), int(recv_at_R[rank])
-            if n_bytes:
-                recv[at : at + n_bytes] = self.part(rank, turn, self._rank, n_bytes)
+        self._copied(turn, lambda: self._messages.take(turn, recv, recv_at_R, recv_bytes_R))
+
+    def set_others(self, *others: Any) -> None:
+        """Says what other hosts there are: members of the native module's ``OtherHosts``, as lists, in its order."""
+        self._messages.set_others(*others)
+
+    def plan(self, turn: int) -> Plan:
+        """What this rank sends and receives of the messages that ``begin`` has handed over."""
+        return Plan(*self._messages.plan(turn))
+
+    def due(self, m: int) -> int:
+        """Bytes that come from the rank of that number, among those of other hosts, for all of this one."""
+        return int(self._messages.due(m))
+
+    def packed(self, turn: int, rank: int | None, there_M: Ints, n_bytes: int) -> NDArray[np.uint8]:
+        """What a rank of the host, or (None) each of them, sends to some ranks: by sender, and then by receiver."""
+        out, place = np.empty(n_bytes, np.uint8), -1 if rank is None else self._place_of(rank)
+        self._copied(turn, lambda: self._messages.pack(turn, place, there_M, out))
+        return out
+
+    def take_relayed(self, turn: int, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints) -> None:
+        """Copies what ranks of the host have received for this one to ``recv``, as ``plan`` has said that it comes."""
+        self._copied(_SIDES, lambda: self._messages.take_relayed(turn, recv, recv_at_R, recv_bytes_R))
 
     def part(self, rank: int, turn: int, to: int, n_bytes: int) -> NDArray[np.uint8]:
         """The message of a rank of the host to any rank."""
@@ -136,37 +181,53 @@ class Windows:
         """Bytes of a rank's messages [R]."""
         return self._side(rank, turn).numbers[self._size : 2 * self._size]
 
-    def due(self, rank: int, turn: int) -> Ints:
-        """Bytes that a rank of the host is to receive [R]."""
-        return self._side(rank, turn).numbers[2 * self._size : 3 * self._size]
-
     def relay(self, n_bytes: int) -> NDArray[np.uint8]:
         """Room for what this rank receives for others of its host."""
-        return self._own[_SIDES].room(n_bytes)
+        return self._room(_SIDES, n_bytes)
 
     def note(self, number: int, at: int) -> None:
         """Where in that room the message of a number begins, below R."""
         self._own[_SIDES].numbers[number] = at
 
-    def noted(self, rank: int, number: int) -> int:
-        """What a rank has noted."""
-        return int(self._side(rank, _SIDES).numbers[number])
-
-    def relayed(self, rank: int, at: int, n_bytes: int) -> NDArray[np.uint8]:
-        """Of what a rank has received for others."""
-        return self._side(rank, _SIDES).part(at, n_bytes)
-
     def _side(self, rank: int, which: int) -> "_Side | _View":
-        return self._own[which] if rank == self._rank else self._theirs[rank][which]
+        return self._sides[self._place_of(rank)][which]
+
+    def _place_of(self, rank: int) -> int:
+        return int(np.searchsorted(self.local_L, rank))
+
+    def _room(self, which: int, n_bytes: int) -> NDArray[np.uint8]:
+        side = self._own[which]
+        before = side.messages
+        room = side.room(n_bytes)
+        if side.messages is not before:
+            self._show(self._place, which)
+        return room
+
+    def _show(self, place: int, which: int) -> None:
+        side = self._sides[place][which]
+        self._messages.show(place, which, side.numbers, side.messages)
+
+    def _copied(self, which: int, copy: Callable[[], int]) -> None:
+        """Copies out of a side of all ranks, whichever of them have grown."""
+        while (place := copy()) >= 0:
+            side = self._sides[place][which]
+            before = len(side.messages)
+            side.grow()
+            if len(side.messages) == before:
+                raise HpcrecError(f"rank {self._rank}: a message of rank {self.local_L[place]} is not in its window.")
+            self._show(place, which)
 
     def close(self) -> None:
         """Gives the memory back; collective over the host."""
-        if self._host is not None:
-            self._host.Barrier()  # a neighbour may be about to look at what has grown
-            self._host.Free()
+        self.meet()  # a neighbour may be about to look at what has grown
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Gives the memory back where nobody has sent anything."""
+        self._meeting = self._messages = None
         for side in self._own:
             side.close()
-        self._own, self._theirs = [], {}
+        self._own, self._sides = [], []
 
 
 def open_windows(comm: MPI.Intracomm, local: Sequence[int], *, relays: bool = False) -> tuple[Windows | None, str]:
@@ -187,20 +248,20 @@ def open_windows(comm: MPI.Intracomm, local: Sequence[int], *, relays: bool = Fa
     """
     windows, why = None, ""
     try:
+        if not available():
+            raise OSError("the native module of hpcrec is not there")
         windows = Windows(comm, local, relays=relays)
     except (OSError, AttributeError) as error:  # a Python that was built for an old C library has no memfd_create
         why = f"rank {comm.rank} cannot make shared memory: {error}"
-    names_R = comm.allgather(windows.names() if windows is not None else None)
-    if windows is not None and all(names_R[rank] for rank in local):
+    names_R = comm.allgather(windows.names() if windows is not None else ([], []))
+    if windows is not None and all(names_R[rank][0] for rank in local):
         try:
-            windows.open_theirs([name or [] for name in names_R])
+            windows.open_theirs(names_R)
         except OSError as error:
             why = f"rank {comm.rank} cannot open a neighbour's memory: {error}"
     reasons = [reason for reason in comm.allgather(why) if reason]
-    if windows is not None and not reasons:
-        windows.split_host(comm)
     if windows is not None and (reasons or (len(local) == 1 and not relays)):
-        windows.close()
+        windows.abandon()
         windows = None
     return windows, reasons[0] if reasons else ""
 
@@ -216,16 +277,24 @@ class _Side:
         self._fit(0)
         self._head[:2] = self.token, n_numbers
 
+    @property
+    def meeting(self) -> NDArray[np.uint32]:
+        """Two words for ranks to meet by."""
+        return self._head[_MEETING : _MEETING + 1].view(np.uint32)
+
     def room(self, n_bytes: int) -> NDArray[np.uint8]:
-        if n_bytes > len(self._messages):
+        if n_bytes > len(self.messages):
             try:
                 self._fit(int(n_bytes * _GROWN))
             except (OSError, ValueError) as error:
                 raise _refused(n_bytes, error) from error
-        return self._messages[:n_bytes]
+        return self.messages[:n_bytes]
+
+    def grow(self) -> None:
+        """Nobody else makes it longer."""
 
     def part(self, at: int, n_bytes: int) -> NDArray[np.uint8]:
-        return self._messages[at : at + n_bytes]
+        return self.messages[at : at + n_bytes]
 
     def _fit(self, n_bytes: int) -> None:
         head_bytes = _head_bytes(self._n_numbers)
@@ -233,41 +302,50 @@ class _Side:
         mapped = np.frombuffer(mmap.mmap(self.descriptor, 0), np.uint8)
         self._head = mapped[: 8 * (_KNOWN + self._n_numbers)].view(np.int64)
         self.numbers: Ints = self._head[_KNOWN:]
-        self._messages = mapped[head_bytes:]
+        self.messages: NDArray[np.uint8] = mapped[head_bytes:]
 
 
 class _View:
-    """Another rank's side, to read."""
+    """Another rank's side, to read; and to meet by, where ``write`` is set."""
 
-    def __init__(self, process: int, descriptor: int, token: int) -> None:
-        self._path = f"/proc/{process}/fd/{descriptor}"
+    def __init__(self, process: int, descriptor: int, token: int, *, write: bool = False) -> None:
+        self._path, self._write, self._bytes = f"/proc/{process}/fd/{descriptor}", write, 0
         # Where processes are numbered otherwise it may be anything, a pipe that is waited for among them.
         if not Path(self._path).readlink().name.startswith(f"memfd:{_NAME}"):
             raise OSError(f"{self._path} is not the memory of that rank")
-        self._map()
-        if len(self._mapped) < _head_bytes(0) or self._head[0] != token:
-            raise OSError(f"{self._path} is not the memory of that rank")
+        self._map(token)
 
     @property
-    def numbers(self) -> Ints:
-        return self._head[_KNOWN : _KNOWN + int(self._head[1])]
+    def meeting(self) -> NDArray[np.uint32]:
+        """Two words for ranks to meet by."""
+        return self._head[_MEETING : _MEETING + 1].view(np.uint32)
+
+    def grow(self) -> None:
+        """Maps what its rank has made longer."""
+        try:
+            self._map(int(self._head[0]))
+        except OSError as error:
+            raise _refused(self._bytes, error) from error
 
     def part(self, at: int, n_bytes: int) -> NDArray[np.uint8]:
-        at += _head_bytes(int(self._head[1]))
-        if at + n_bytes > len(self._mapped):
-            try:
-                self._map()  # it has grown
-            except OSError as error:
-                raise _refused(n_bytes, error) from error
-        return self._mapped[at : at + n_bytes]
+        if at + n_bytes > len(self.messages):
+            self.grow()
+        return self.messages[at : at + n_bytes]
 
-    def _map(self) -> None:
-        descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+    def _map(self, token: int) -> None:
+        self._bytes = Path(self._path).stat().st_size
+        descriptor = os.open(self._path, (os.O_RDWR if self._write else os.O_RDONLY) | os.O_CLOEXEC)
         try:
-            self._mapped = np.frombuffer(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ), np.uint8)
+            how = mmap.PROT_READ | (mmap.PROT_WRITE if self._write else 0)
+            mapped = np.frombuffer(mmap.mmap(descriptor, 0, prot=how), np.uint8)
         finally:
             os.close(descriptor)
-        self._head: Ints = self._mapped[: len(self._mapped) // 8 * 8].view(np.int64)
+        head: Ints = mapped[: len(mapped) // 8 * 8].view(np.int64)
+        if len(mapped) < _head_bytes(0) or head[0] != token:
+            raise OSError(f"{self._path} is not the memory of that rank")
+        n_numbers = int(head[1])
+        self._head, self.numbers = head, head[_KNOWN : _KNOWN + n_numbers]
+        self.messages = mapped[_head_bytes(n_numbers) :]
 
 
 def _refused(n_bytes: int, error: Exception) -> HpcrecError:

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "hpcrec/bind_copies.h"
+#include "hpcrec/bind_host_messages.h"
 #include "hpcrec/bind_pages.h"
 #include "hpcrec/bind_requests.h"
 #include "hpcrec/bind_slots.h"
@@ -792,6 +793,7 @@ NB_MODULE(_native, m) {
   bind_text(m);
   bind_chunks(m);
   hpcrec::bind_copies(m);
+  hpcrec::bind_host_messages(m);
   hpcrec::bind_pages(m);
   hpcrec::bind_requests(m);
   hpcrec::bind_slots(m);

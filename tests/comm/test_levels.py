@@ -114,8 +114,9 @@ def test_a_slow_reader_reads_what_was_meant(slow: int, peers: bool, monkeypatch:
     monkeypatch.setattr(levels, "PEER_BYTES", 1 if peers else 8192)
     c = make((0, 0, 1, 1), by_levels=True)
     if c.rank == slow:
-        relayed = Windows.relayed
-        monkeypatch.setattr(Windows, "relayed", lambda *given: (time.sleep(0.01), relayed(*given))[1])
+        take = Windows.take_relayed
+
+        monkeypatch.setattr(Windows, "take_relayed", lambda *given: (time.sleep(0.01), take(*given))[1])
     for number in range(6):
         bytes_R = np.full(c.size, 64)
         sent = np.concatenate([content(c.rank, to, number, 64) for to in range(c.size)])

@@ -97,8 +97,8 @@ def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.Monke
     """The others are one message ahead of it at most: two, and they would write over what it reads."""
     c = make((0, 0, 0, 0))
     if c.rank == slow:
-        part = window._View.part
-        monkeypatch.setattr(window._View, "part", lambda *given: (time.sleep(0.01), part(*given))[1])
+        take = window.Windows.take
+        monkeypatch.setattr(window.Windows, "take", lambda *given: (time.sleep(0.01), take(*given))[1])
     sizes_R, seen = np.full(c.size, 64 * UNIT_BYTES, np.int64), []
     for number in range(12):
         message = c.message(sizes_R, np.int64)
@@ -139,7 +139,12 @@ def test_where_one_rank_cannot_all_send_messages(fault: str, said: str, monkeypa
                     "a file": lambda process, _, token: (process, file.fileno(), token),
                     "a pipe": lambda process, _, token: (process, ends[0], token),
                 }[fault]
-                monkeypatch.setattr(window.Windows, "names", lambda self: [changed(*name) for name in names(self)])
+
+                def told(self: window.Windows) -> window.Names:
+                    sides, cores = names(self)
+                    return [changed(*side) for side in sides], cores
+
+                monkeypatch.setattr(window.Windows, "names", told)
         c = make((0, 0, 0, 0))
     assert c._windows is None
     assert c.comm.allgather(c.without_windows) == [c.without_windows] * c.size
@@ -167,7 +172,7 @@ def test_a_window_that_cannot_grow_says_what_to_do(monkeypatch: pytest.MonkeyPat
         patch.setattr(os, "ftruncate", refused)
         c.message(large_R, np.uint8)
     c.alltoallv(c.message(large_R, np.uint8), large_R, large_R, "values")  # the side that this one did not use
-    with monkeypatch.context() as patch, pytest.raises(HpcrecError, match=r"64.00 kB .*Too many open"):
+    with monkeypatch.context() as patch, pytest.raises(HpcrecError, match=r"of 1\d\d\.\d\d kB .*Too many open"):
         message = c.message(large_R, np.uint8)
         patch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
         c.alltoallv(message, large_R, large_R, "values")

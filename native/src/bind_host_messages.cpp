@@ -1,0 +1,152 @@
+// Bindings of messages between the ranks of one host; see module.cpp. Types are those that hpcrec/comm/window.py gives.
+#include "hpcrec/bind_host_messages.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "hpcrec/host_messages.h"
+#include "hpcrec/meeting.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace hpcrec {
+namespace {
+template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
+template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+using Ints = In<int64_t>;
+using Bytes = Out<uint8_t>;
+
+template <class A> int64_t size(const A& array) {
+  return static_cast<int64_t>(array.size());
+}
+
+template <class F> auto without_gil(F&& f) {
+  nb::gil_scoped_release release;
+  return f();
+}
+
+// With the arrays that were shown, which are mapped as long as it is there.
+struct Shown {
+  HostMessages messages;
+  std::map<std::pair<int64_t, int>, std::pair<Ints, In<uint8_t>>> arrays;
+
+  // What the methods read of each rank.
+  void of_ranks(const Ints& array, const char* name) const {
+    if (size(array) < messages.ranks()) throw std::invalid_argument(std::string(name) + ": has too few ranks");
+  }
+};
+
+struct Met {
+  Out<uint32_t> words;
+  Meeting meeting;
+};
+}  // namespace
+
+void bind_host_messages(nb::module_& m) {
+  m.def(
+      "places",
+      [](Ints bytes, int64_t unit, Out<int64_t> at) {
+        if (size(at) != size(bytes) || unit < 1) throw std::invalid_argument("at: is not as long as bytes");
+        return places(bytes.data(), size(bytes), unit, at.data());
+      },
+      "bytes"_a, "unit"_a, "at"_a.noconvert());
+  m.def(
+      "clear_padding",
+      [](Bytes room, Ints bytes, int64_t unit) {
+        if (unit < 1) throw std::invalid_argument("unit: is below 1");
+        clear_padding(room.data(), size(room), bytes.data(), size(bytes), unit);
+      },
+      "room"_a.noconvert(), "bytes"_a, "unit"_a);
+  m.def(
+      "count_messages",
+      [](Ints bytes, std::optional<Ints> messages, Ints to, Ints crosses, int64_t rank, Out<int64_t> counts) {
+        if (size(bytes) != size(to) || (messages && size(*messages) != size(to)) || size(counts) != 4)
+          throw std::invalid_argument("bytes, messages, counts: are not as long as they have to be");
+        return count(bytes.data(), messages ? messages->data() : nullptr, to.data(), size(to), crosses.data(),
+                     size(crosses), rank, counts.data());
+      },
+      "bytes"_a, "messages"_a.none(), "to"_a, "crosses"_a, "rank"_a, "counts"_a.noconvert());
+  nb::class_<Met>(m, "Meeting")
+      .def(
+          "__init__",
+          [](Met* self, Out<uint32_t> words, uint32_t processes, int64_t spin_ns) {
+            if (size(words) < 2 || !processes) throw std::invalid_argument("words, processes: are too few");
+            new (self) Met{words, Meeting(words.data(), processes, spin_ns)};
+          },
+          "words"_a.noconvert(), "processes"_a, "spin_ns"_a)
+      .def("arrive", [](Met& self) { return without_gil([&] { return self.meeting.arrive(); }); })
+      .def(
+          "wait", [](Met& self, int64_t limit_ns) { return without_gil([&] { return self.meeting.wait(limit_ns); }); },
+          "limit_ns"_a);
+  nb::class_<Shown>(m, "HostMessages")
+      .def(
+          "__init__",
+          [](Shown* self, int64_t ranks, std::vector<int64_t> local, int64_t place) {
+            new (self) Shown{HostMessages(ranks, std::move(local), place), {}};
+          },
+          "ranks"_a, "local"_a, "place"_a)
+      .def(
+          "show",
+          [](Shown& self, int64_t place, int side, Ints numbers, In<uint8_t> messages) {
+            self.messages.show(place, side, numbers.data(), size(numbers), messages.data(), size(messages));
+            self.arrays.insert_or_assign({place, side}, std::make_pair(numbers, messages));
+          },
+          "place"_a, "side"_a, "numbers"_a.noconvert(), "messages"_a.noconvert())
+      .def(
+          "set_others",
+          [](Shown& self, std::vector<int64_t> there, std::vector<int64_t> begins, std::vector<int64_t> gates,
+             std::vector<int64_t> takers, std::vector<bool> peers, int64_t peer_bytes, int64_t alone_bytes) {
+            self.messages.set_others({std::move(there), std::move(begins), std::move(gates), std::move(takers),
+                                      std::move(peers), peer_bytes, alone_bytes});
+          },
+          "there"_a, "begins"_a, "gates"_a, "takers"_a, "peers"_a, "peer_bytes"_a, "alone_bytes"_a)
+      .def(
+          "plan",
+          [](Shown& self, int side) {
+            const Plan found = self.messages.plan(side);
+            auto tasks = [](const std::vector<Task>& of) {
+              std::vector<std::tuple<int64_t, int64_t, int64_t>> told;
+              for (const Task& task : of) told.emplace_back(task.host, static_cast<int64_t>(task.way), task.bytes);
+              return told;
+            };
+            return std::make_tuple(tasks(found.sends), tasks(found.receives), found.relayed);
+          },
+          "side"_a)
+      .def(
+          "due", [](const Shown& self, int64_t m) { return self.messages.due(m); }, "m"_a)
+      .def(
+          "pack",
+          [](const Shown& self, int side, int64_t place, Ints there, Bytes out) {
+            return without_gil(
+                [&] { return self.messages.pack(side, place, there.data(), size(there), out.data(), size(out)); });
+          },
+          "side"_a, "place"_a, "there"_a, "out"_a.noconvert())
+      .def(
+          "take",
+          [](const Shown& self, int side, Bytes recv, Ints at, Ints bytes) {
+            self.of_ranks(at, "at"), self.of_ranks(bytes, "bytes");
+            return without_gil(
+                [&] { return self.messages.take(side, recv.data(), size(recv), at.data(), bytes.data()); });
+          },
+          "side"_a, "recv"_a.noconvert(), "at"_a, "bytes"_a)
+      .def(
+          "take_relayed",
+          [](const Shown& self, int side, Bytes recv, Ints at, Ints bytes) {
+            self.of_ranks(at, "at"), self.of_ranks(bytes, "bytes");
+            return without_gil(
+                [&] { return self.messages.take_relayed(side, recv.data(), size(recv), at.data(), bytes.data()); });
+          },
+          "side"_a, "recv"_a.noconvert(), "at"_a, "bytes"_a);
+}
+
+}  // namespace hpcrec
