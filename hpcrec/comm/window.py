@@ -83,6 +83,7 @@ class Windows:
         self._own = [_Side(numbers) for numbers in heads]
         self._sides: list[list[_Side | _View]] = []  # by place and side
         self._meeting: Any = None
+        self._shown: dict[tuple[int, int], int] = {}  # bytes of a side, by place and side, that the native module knows
         self._messages = loaded.HostMessages(comm.size, self.local_L.tolist(), self._place)
 
     def names(self) -> Names:
@@ -206,14 +207,14 @@ class Windows:
     def _show(self, place: int, which: int) -> None:
         side = self._sides[place][which]
         self._messages.show(place, which, side.numbers, side.messages)
+        self._shown[place, which] = len(side.messages)
 
     def _copied(self, which: int, copy: Callable[[], int]) -> None:
         """Copies out of a side of all ranks, whichever of them have grown."""
         while (place := copy()) >= 0:
             side = self._sides[place][which]
-            before = len(side.messages)
             side.grow()
-            if len(side.messages) == before:
+            if len(side.messages) == self._shown[place, which]:
                 raise HpcrecError(f"rank {self._rank}: a message of rank {self.local_L[place]} is not in its window.")
             self._show(place, which)
 

@@ -60,7 +60,9 @@ def test_messages_whose_sizes_only_senders_know(windows: bool, room: bool) -> No
         if c.rank == number % c.size:
             time.sleep(0.002)  # a slow reader
         same = len(came) == c.size and all(np.array_equal(a, b) for a, b in zip(came, wanted, strict=True))
-        again = np.array_equal(c.alltoallv(sent, mine.copy(), due.copy(), "values"), np.concatenate(wanted))
+        again = True
+        if number % 3:  # so that each kind of message grows either side first
+            again = np.array_equal(c.alltoallv(sent, mine.copy(), due.copy(), "values"), np.concatenate(wanted))
         parallel_assert(same and again, msg=f"{number}: {same} {again}")
     c.close()
 
