@@ -7,9 +7,9 @@ message n + 1 has met the others for message n, and nobody does who still reads 
 Beside it is room for messages that a rank has received for others of its host (``comm.levels``): written after ranks
 have met for message n and before they meet for it again, and read before they meet for message n + 1.
 
-Who waits for the others sleeps, and takes no core from those that still compute; where there is a core for each it
-looks for a while first. Every ``_LIMIT_NS`` it lets MPI do what it does of messages under way, for another rank may
-wait for one of these.
+Who waits for the others sleeps, and takes no core from those that still compute; where there is a core for each rank
+of the machine it looks for a while first. Every ``_LIMIT_NS`` it lets MPI do what it does of messages under way, for
+another rank may wait for one of these.
 
 The memory is anonymous (memfd_create), opened by the others through /proc/<pid>/fd: a rank that is killed leaves no
 file behind, and the size of /dev/shm does not bound it. Knows ranks and bytes, not what they mean.
@@ -40,9 +40,10 @@ _TOKEN = 1 << 62
 _MEETING, _KNOWN = 8, 16
 _OF_A_RANK = 3
 _LIMIT_NS = 500_000
+_NOBODY = 32_000  # a tag that nobody sends by
 _LOOKS_NS = 50_000  # as long as the kernel takes to wake who sleeps
 
-Names = tuple[list[tuple[int, int, int]], list[int]]
+Names = tuple[list[tuple[int, int, int]], str, list[int]]
 Task = tuple[int, int, int]
 """Number of another host, how messages cross to it or from it, and how many bytes."""
 
@@ -83,26 +84,28 @@ class Windows:
         self._own = [_Side(numbers) for numbers in heads]
         self._sides: list[list[_Side | _View]] = []  # by place and side
         self._meeting: Any = None
+        self._waits = False
         self._shown: dict[tuple[int, int], int] = {}  # bytes of a side, by place and side, that the native module knows
         self._messages = loaded.HostMessages(comm.size, self.local_L.tolist(), self._place)
 
     def names(self) -> Names:
-        """What the others open this rank's sides by: process, descriptor, and a number to know them by; its cores."""
-        return [(os.getpid(), side.descriptor, side.token) for side in self._own], sorted(os.sched_getaffinity(0))
+        """What the others open this rank's sides by: process, descriptor, and a number to know them by; its machine and cores."""
+        sides = [(os.getpid(), side.descriptor, side.token) for side in self._own]
+        return sides, os.uname().nodename, sorted(os.sched_getaffinity(0))
 
     def open_theirs(self, names_R: Sequence[Names]) -> None:
         """Opens the other ranks' windows; raises OSError where that is not allowed, or finds something else."""
-        cores = set[int]()
         for place, rank in enumerate(self.local_L.tolist()):
-            names, its_cores = names_R[rank]
-            cores.update(its_cores)
+            names = names_R[rank][0]
             if place == self._place:
                 self._sides.append([*self._own])
             else:  # ranks meet in the window of the first
                 self._sides.append([_View(*name, write=place == side == 0) for side, name in enumerate(names)])
             for which in range(len(names)):
                 self._show(place, which)
-        looks_ns = _LOOKS_NS if len(self.local_L) <= len(cores) else 0
+        # Hosts may be declared: of a machine they share the cores.
+        machine = [cores for _, name, cores in names_R if name == os.uname().nodename]
+        looks_ns = _LOOKS_NS if len(machine) <= len({core for cores in machine for core in cores}) else 0
         self._meeting = loaded.Meeting(self._sides[0][0].meeting, len(self.local_L), looks_ns)
 
     def room(self, n_bytes: int) -> NDArray[np.uint8]:
@@ -130,7 +133,7 @@ class Windows:
     def begin(self, sent_at_R: Ints, sent_bytes_R: Ints | None = None, recv_bytes_R: Ints | None = None) -> int:
         """Hands over the messages in this rank's window; returns by what number the others' are read.
 
-        Sizes [R], where they are given, are there for the others of the host to see (``sizes``, ``due``).
+        Sizes [R], where they are given, are there for the others of the host to see (``sizes``, ``plan``).
         """
         turn, own = self._turn, self._own[self._turn]
         self._turn = (turn + 1) % _SIDES
@@ -143,9 +146,13 @@ class Windows:
 
     def meet(self) -> None:
         """Waits for the ranks of the host."""
-        if not self._meeting.arrive():
-            while not self._meeting.wait(_LIMIT_NS):
-                self._comm.Iprobe()  # for what MPI does meanwhile; and a signal is handled
+        if self._meeting.arrive():
+            return
+        self._waits = True
+        while not self._meeting.wait(_LIMIT_NS):
+            # For what MPI does meanwhile, which a probe that finds something leaves out; and a signal is handled.
+            self._comm.Iprobe(self._rank, _NOBODY)
+        self._waits = False
 
     def take(self, turn: int, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints) -> None:
         """Copies what the ranks of the host have for this one to ``recv``."""
@@ -220,7 +227,8 @@ class Windows:
 
     def close(self) -> None:
         """Gives the memory back; collective over the host."""
-        self.meet()  # a neighbour may be about to look at what has grown
+        if not self._waits:  # an error ended a meeting, which would count this rank twice
+            self.meet()  # a neighbour may be about to look at what has grown
         self.abandon()
 
     def abandon(self) -> None:
@@ -254,11 +262,11 @@ def open_windows(comm: MPI.Intracomm, local: Sequence[int], *, relays: bool = Fa
         windows = Windows(comm, local, relays=relays)
     except (OSError, AttributeError) as error:  # a Python that was built for an old C library has no memfd_create
         why = f"rank {comm.rank} cannot make shared memory: {error}"
-    names_R = comm.allgather(windows.names() if windows is not None else ([], []))
+    names_R = comm.allgather(windows.names() if windows is not None else ([], "", []))
     if windows is not None and all(names_R[rank][0] for rank in local):
         try:
             windows.open_theirs(names_R)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             why = f"rank {comm.rank} cannot open a neighbour's memory: {error}"
     reasons = [reason for reason in comm.allgather(why) if reason]
     if windows is not None and (reasons or (len(local) == 1 and not relays)):
@@ -351,7 +359,7 @@ class _View:
 
 def _refused(n_bytes: int, error: Exception) -> HpcrecError:
     return HpcrecError(
-        f"no shared memory for messages of {format_bytes(n_bytes)} to the ranks of this host: {error}. Raise the limit "
+        f"no shared memory of {format_bytes(n_bytes)} for messages to the ranks of this host: {error}. Raise the limit "
         "that it names (ulimit -n, -v, -f), or set exchange.windows = false and exchange.path = 'flat'."
     )
 

@@ -35,6 +35,12 @@ template <class F> auto without_gil(F&& f) {
   return f();
 }
 
+// Of small copies the lock is kept: to have it again may take longer, where another thread computes.
+constexpr int64_t small = 65536;
+template <class F> auto copying(int64_t bytes, F&& f) {
+  return bytes < small ? f() : without_gil(f);
+}
+
 // With the arrays that were shown, which are mapped as long as it is there.
 struct Shown {
   HostMessages messages;
@@ -84,7 +90,7 @@ void bind_host_messages(nb::module_& m) {
             new (self) Met{words, Meeting(words.data(), processes, spin_ns)};
           },
           "words"_a.noconvert(), "processes"_a, "spin_ns"_a)
-      .def("arrive", [](Met& self) { return without_gil([&] { return self.meeting.arrive(); }); })
+      .def("arrive", [](Met& self) { return self.meeting.arrive(); })
       .def(
           "wait", [](Met& self, int64_t limit_ns) { return without_gil([&] { return self.meeting.wait(limit_ns); }); },
           "limit_ns"_a);
@@ -127,24 +133,26 @@ void bind_host_messages(nb::module_& m) {
       .def(
           "pack",
           [](const Shown& self, int side, int64_t place, Ints there, Bytes out) {
-            return without_gil(
-                [&] { return self.messages.pack(side, place, there.data(), size(there), out.data(), size(out)); });
+            return copying(size(out), [&] {
+              return self.messages.pack(side, place, there.data(), size(there), out.data(), size(out));
+            });
           },
           "side"_a, "place"_a, "there"_a, "out"_a.noconvert())
       .def(
           "take",
           [](const Shown& self, int side, Bytes recv, Ints at, Ints bytes) {
             self.of_ranks(at, "at"), self.of_ranks(bytes, "bytes");
-            return without_gil(
-                [&] { return self.messages.take(side, recv.data(), size(recv), at.data(), bytes.data()); });
+            return copying(size(recv),
+                           [&] { return self.messages.take(side, recv.data(), size(recv), at.data(), bytes.data()); });
           },
           "side"_a, "recv"_a.noconvert(), "at"_a, "bytes"_a)
       .def(
           "take_relayed",
           [](const Shown& self, int side, Bytes recv, Ints at, Ints bytes) {
             self.of_ranks(at, "at"), self.of_ranks(bytes, "bytes");
-            return without_gil(
-                [&] { return self.messages.take_relayed(side, recv.data(), size(recv), at.data(), bytes.data()); });
+            return copying(size(recv), [&] {
+              return self.messages.take_relayed(side, recv.data(), size(recv), at.data(), bytes.data());
+            });
           },
           "side"_a, "recv"_a.noconvert(), "at"_a, "bytes"_a);
 }

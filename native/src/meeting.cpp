@@ -42,6 +42,7 @@ Meeting::Meeting(uint32_t* words, uint32_t processes, int64_t spin_ns)
 
 bool Meeting::arrive() {
   before_ = times_->load(std::memory_order_acquire);
+  looked_ = false;
   if (there_->fetch_add(1, std::memory_order_acq_rel) + 1 < processes_) return false;
   // Nobody arrives for the next meeting before this one is over.
   there_->store(0, std::memory_order_relaxed);
@@ -51,7 +52,8 @@ bool Meeting::arrive() {
 }
 
 bool Meeting::wait(int64_t limit_ns) {
-  if (spin_ns_ > 0) {
+  if (spin_ns_ > 0 && !looked_) {
+    looked_ = true;
     const int64_t until = now_ns() + (spin_ns_ < limit_ns ? spin_ns_ : limit_ns);
     do {
       for (int i = 0; i < looks; ++i) {

@@ -143,8 +143,8 @@ def test_where_one_rank_cannot_all_send_messages(fault: str, said: str, monkeypa
                 }[fault]
 
                 def told(self: window.Windows) -> window.Names:
-                    sides, cores = names(self)
-                    return [changed(*side) for side in sides], cores
+                    sides, *machine = names(self)
+                    return [changed(*side) for side in sides], *machine
 
                 monkeypatch.setattr(window.Windows, "names", told)
         c = make((0, 0, 0, 0))
@@ -161,6 +161,26 @@ def test_where_one_rank_cannot_all_send_messages(fault: str, said: str, monkeypa
     os.close(ends[1])
 
 
+@pytest.mark.parallel([2, 4])
+def test_who_waits_for_the_host_lets_messages_under_way_come_on() -> None:
+    """Also where one that nobody has asked for yet lies there, as what another host sends ahead does."""
+    c, aside = make((0, 0, 0, 0)), MPI.COMM_WORLD.Dup()
+    large, ahead = np.full(1 << 23, c.rank, np.uint8), np.zeros(8, np.uint8)
+    if c.rank == 0:
+        sent = [aside.Isend(large, other) for other in range(1, c.size)]
+        c._windows.meet()
+        MPI.Request.Waitall(sent)
+        for _ in range(1, c.size):
+            c.comm.Recv(ahead)
+    else:
+        c.comm.Send(ahead, 0)
+        aside.Recv(large, 0)
+        c._windows.meet()
+    parallel_assert(not large.any())
+    c.close()
+    aside.Free()
+
+
 @pytest.mark.parallel(2)
 def test_a_window_that_cannot_grow_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     c = make((0, 0, 0, 0))
@@ -174,7 +194,7 @@ def test_a_window_that_cannot_grow_says_what_to_do(monkeypatch: pytest.MonkeyPat
         patch.setattr(os, "ftruncate", refused)
         c.message(large_R, np.uint8)
     c.alltoallv(c.message(large_R, np.uint8), large_R, large_R, "values")  # the side that this one did not use
-    with monkeypatch.context() as patch, pytest.raises(HpcrecError, match=r"of 1\d\d\.\d\d kB .*Too many open"):
+    with monkeypatch.context() as patch, pytest.raises(HpcrecError, match=r"memory of 1\d\d\.\d\d kB .*Too many open"):
         message = c.message(large_R, np.uint8)
         patch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(errno.EMFILE, "Too many open files")))
         c.alltoallv(message, large_R, large_R, "values")

@@ -23,6 +23,7 @@ class Meeting {
   std::atomic<uint32_t>*there_, *times_;
   uint32_t processes_, before_ = 0;
   int64_t spin_ns_;
+  bool looked_ = false;  // in this meeting
 };
 
 }  // namespace hpcrec
