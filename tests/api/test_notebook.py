@@ -6,7 +6,7 @@ from queue import Empty
 from typing import Any
 
 import pytest
-from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
 LIMIT_S = 120.0
