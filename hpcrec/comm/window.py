@@ -89,7 +89,7 @@ class Windows:
         self._messages = loaded.HostMessages(comm.size, self.local_L.tolist(), self._place)
 
     def names(self) -> Names:
-        """By what the others open its sides: process, descriptor and a number to know each by; its machine and cores."""
+        """By what the others open them: process, descriptor and a number to know each by; its machine and cores."""
         sides = [(os.getpid(), side.descriptor, side.token) for side in self._own]
         return sides, os.uname().nodename, sorted(os.sched_getaffinity(0))
 
