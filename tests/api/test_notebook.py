@@ -10,7 +10,6 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager, start_new_kernel
 
 LIMIT_S = 120.0
-OUTPUT = ("stream", "display_data", "error")
 
 
 class Notebook:
@@ -63,7 +62,7 @@ def notebook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
 SETTING = """
     import numpy as np
     import pyarrow as pa
-    from torch import cat, nn
+    from torch import nn
 
     import hpcrec
     from hpcrec.models import block_operators
