@@ -98,8 +98,8 @@ class Part:
 
 def parts() -> Iterator[Part]:
     """All, quick ones first."""
-    alone, files, bad = ("--ranks", ""), ("tests/failing_files", *SHARED), ("tests/bad_input", *SHARED)
-    kills = (COUNTED["kills"], *SHARED)
+    alone, files, kills = ("--ranks", ""), ("tests/failing_files", *SHARED), (COUNTED["kills"], *SHARED)
+    bad = ("tests/bad_input", "tests/forked.py", *SHARED)
     yield Part("cuts", 3, (*alone, COUNTED["cuts"]), files)
     yield Part("errors", 5, (*alone, COUNTED["errors"], "-k", "ten_thousand"), files)
     for scenario, minutes in (("train", 7), ("export", 6), ("predict", 2)):
@@ -119,7 +119,7 @@ def parts() -> Iterator[Part]:
     yield Part("faults", 40, (*alone, COUNTED["seeded"]))
     yield Part("maps", 20, ("--ranks", "2,4", COUNTED["maps"]))
     slow_ranks = ("--no-serial", "--ranks", "4", COUNTED["slow ranks"])
-    yield Part("slow-ranks", 15, slow_ranks, (COUNTED["slow ranks"], *SHARED))
+    yield Part("slow-ranks", 15, slow_ranks, (COUNTED["slow ranks"], "tests/cost.py", *SHARED))
     others = tuple(f"--ignore={file}" for file in COUNTED.values())
     yield Part("serial", 40, (*alone, *others))
     for n, minutes in ((1, 12), (2, 12), (3, 12), (4, 25)):
