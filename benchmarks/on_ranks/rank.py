@@ -50,9 +50,11 @@ class Sent:
         self._add, self._me = world.ledger.add, world.topology.rank
         world.ledger.add = self.add  # type: ignore[method-assign]
 
-    def add(self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints, n_messages: Ints | None = None) -> None:
+    def add(
+        self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints, n_messages: Ints | None = None, across: int = -1
+    ) -> None:
         """As the ledger's, which it calls."""
-        self._add(tag, ranks, n_bytes, n_messages)
+        self._add(tag, ranks, n_bytes, n_messages, across)
         others = np.asarray(ranks) != self._me
         np.add.at(self.bytes_TR[TAGS.index(tag)], np.asarray(ranks)[others], n_bytes[others])
 

@@ -105,7 +105,7 @@ class Collectives:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._unit = MPI.BYTE.Create_contiguous(UNIT_BYTES).Commit()
-        self._rows: dict[int, tuple[Ints, Ints]] = {}
+        self._rows: dict[int, Ints] = {}
         self._in_window: NDArray[Any] | None = None  # what ``message`` gave last, where that lies in the window
         self._windows: Windows | None = None
         self._levels: Levels | None = None
@@ -132,21 +132,22 @@ class Collectives:
         """Row ``i`` of int64 [R, M] goes to rank ``i``; returns what came from each."""
         recv_RM = np.empty(send_RM.shape, send_RM.dtype)
         if self.by_levels and self._small_windows is not None:
-            bytes_R, at_R = self._rows_of(send_RM[0].nbytes)
-            self._small_windows.room(send_RM.nbytes)[:] = np.ascontiguousarray(send_RM).view(np.uint8).reshape(-1)
+            bytes_R, windows = self._rows_of(send_RM[0].nbytes), self._small_windows
+            windows.room(send_RM.nbytes)[:] = np.ascontiguousarray(send_RM).view(np.uint8).reshape(-1)
             with self.lane.inside(tag):
-                messages_R = self._small_levels.swap(recv_RM.view(np.uint8).reshape(-1), at_R, bytes_R, at_R, bytes_R)
-            self.ledger.add(tag, self._ranks_R, bytes_R, messages_R)
+                windows.begin(bytes_R, bytes_R, crosses=True)
+                across = self._small_levels.swap(recv_RM.view(np.uint8).reshape(-1), bytes_R, bytes_R)
+            self.ledger.add(tag, self._ranks_R, bytes_R, across=across)
             return recv_RM
         self.ledger.add(tag, self.ranks, np.full(self.size, send_RM[0].nbytes, np.int64))
         with self.lane.inside(tag):
             self.comm.Alltoall(send_RM, recv_RM)
         return recv_RM
 
-    def _rows_of(self, n_bytes: int) -> tuple[Ints, Ints]:
-        """Sizes and places of messages of so many bytes each, which are the same in every step."""
+    def _rows_of(self, n_bytes: int) -> Ints:
+        """Sizes of messages of so many bytes each, which are the same in every step."""
         if n_bytes not in self._rows:
-            self._rows[n_bytes] = np.full(self.size, n_bytes, np.int64), np.arange(self.size) * n_bytes
+            self._rows[n_bytes] = np.full(self.size, n_bytes, np.int64)
         return self._rows[n_bytes]
 
     def message(self, bytes_R: Ints, dtype: npt.DTypeLike, behind_bytes: int = 0) -> NDArray[Any]:
@@ -154,11 +155,15 @@ class Collectives:
 
         ``behind_bytes`` more, behind the messages, are the caller's to use until the next message but one.
         """
-        total = int(bytes_R.sum()) + behind_bytes
-        room = np.empty(total, np.uint8) if self._windows is None else self._windows.room(total)
-        clear_padding(room, bytes_R)
-        message = room.view(dtype)
-        self._in_window = None if self._windows is None else message
+        if self._windows is None:
+            room = np.empty(int(bytes_R.sum()) + behind_bytes, np.uint8)
+            clear_padding(room, bytes_R)
+            return room.view(dtype)
+        room = self._windows.mapped
+        if (end := clear_padding(room, bytes_R) + behind_bytes) > len(room):
+            room = self._windows.room(end)
+            clear_padding(room, bytes_R)
+        self._in_window = message = room[:end].view(dtype)
         return message
 
     def alltoallv(
@@ -174,23 +179,28 @@ class Collectives:
         HpcrecError
             More than one call can move, or than the shared memory of this host can hold.
         """
+        windows, in_window, self._in_window = self._windows, self._in_window, None
+        if self.by_levels and windows is not None and self._levels is not None:
+            if send is not in_window:
+                self._in_windows(windows, send, in_window)
+            sent, received = windows.begin(send_bytes_R, recv_bytes_R, UNIT_BYTES, crosses=True)
+            if not 0 <= min(sent, received) <= max(sent, received) <= _MAX_UNITS * UNIT_BYTES:
+                self._can_move(sent, send_bytes_R, "send")
+                self._can_move(received, recv_bytes_R, "receive")
+            recv = np.empty(received + behind_bytes, np.uint8)
+            with self.lane.inside(tag):
+                across = self._levels.swap(recv, send_bytes_R, recv_bytes_R)
+            self.ledger.add(tag, self._ranks_R, send_bytes_R, across=across)
+            return recv.view(send.dtype)
         sent_at_R = self._places(send_bytes_R, "send")
         recv_at_R = self._places(recv_bytes_R, "receive")
-        if not self.by_levels:
-            self.ledger.add(tag, self._ranks_R, send_bytes_R)
-        windows, in_window, self._in_window = self._windows, self._in_window, None
+        self.ledger.add(tag, self._ranks_R, send_bytes_R)
         total = int(recv_bytes_R.sum()) + behind_bytes
         if self.size == 1 and send.nbytes >= total:
             return send
         recv = np.empty(total, np.uint8)
-        if windows is not None and send is not in_window:
-            given, send = send, windows.room(send.nbytes).view(send.dtype)
-            send[:] = given
-        if self.by_levels and self._levels is not None:
-            with self.lane.inside(tag):
-                messages_R = self._levels.swap(recv, sent_at_R, send_bytes_R, recv_at_R, recv_bytes_R)
-            self.ledger.add(tag, self._ranks_R, send_bytes_R, messages_R)
-            return recv.view(send.dtype)
+        if windows is not None:
+            send = self._in_windows(windows, send, in_window)
         with self.lane.inside(tag):
             if windows is None or len(windows.local_L) < self.size:
                 sizes_R, recv_sizes_R = send_bytes_R // UNIT_BYTES, recv_bytes_R // UNIT_BYTES
@@ -198,8 +208,16 @@ class Collectives:
                     sizes_R[windows.local_L], recv_sizes_R[windows.local_L] = 0, 0
                 self._through_mpi(send, sizes_R, sent_at_R, recv, recv_sizes_R, recv_at_R)
             if windows is not None:
-                windows.swap(recv, sent_at_R, recv_at_R, recv_bytes_R)
+                windows.swap(recv, send_bytes_R, recv_bytes_R)
         return recv.view(send.dtype)
+
+    def _in_windows(self, windows: Windows, send: NDArray[Any], in_window: NDArray[Any] | None) -> NDArray[Any]:
+        """These messages where the ranks of the host read them."""
+        if send is in_window:
+            return send
+        room = windows.room(send.nbytes).view(send.dtype)
+        room[:] = send
+        return room
 
     def alltoallv_told(self, send: NDArray[Any], send_bytes_R: Ints, tag: str) -> list[NDArray[np.uint8]]:
         """The same between ranks of which each knows just what it sends; returns what came from each, to be read soon.
@@ -216,16 +234,14 @@ class Collectives:
             sizes_R = self.alltoall(send_bytes_R[:, None], tag)[:, 0]
             came = self.alltoallv(send, send_bytes_R, sizes_R, tag).view(np.uint8)
             return np.split(came[: int(sizes_R.sum())], np.cumsum(sizes_R)[:-1])
-        sent_at_R = self._places(send_bytes_R, "send")
-        self.ledger.add(tag, self._ranks_R, send_bytes_R)
-        if send is not self._in_window:
-            given, send = send, windows.room(send.nbytes).view(send.dtype)
-            send[:] = given
+        self._in_windows(windows, send, self._in_window)
         self._in_window = None
+        self._places(send_bytes_R, "send")
+        self.ledger.add(tag, self._ranks_R, send_bytes_R)
         with self.lane.inside(tag):
-            turn = windows.begin(sent_at_R, send_bytes_R, np.zeros(self.size, np.int64))
-        sizes = [int(windows.sizes(rank, turn)[self.rank]) for rank in range(self.size)]
-        return [windows.part(rank, turn, self.rank, n_bytes) for rank, n_bytes in enumerate(sizes)]
+            windows.swap(np.empty(0, np.uint8), send_bytes_R, np.zeros(self.size, np.int64))
+        sizes = [int(windows.sizes(rank)[self.rank]) for rank in range(self.size)]
+        return [windows.part(rank, self.rank, n_bytes) for rank, n_bytes in enumerate(sizes)]
 
     def _through_mpi(
         self, send: NDArray[Any], sizes_R: Ints, at_R: Ints, recv: NDArray[Any], recv_sizes_R: Ints, recv_at_R: Ints
@@ -360,13 +376,17 @@ class Collectives:
     def _places(self, n_bytes_R: Ints, what: str) -> Ints:
         """Where each of consecutive messages begins, in bytes."""
         at_R, end = places(n_bytes_R)
+        self._can_move(end, n_bytes_R, what)
+        return at_R
+
+    def _can_move(self, end: int, n_bytes_R: Ints, what: str) -> None:
+        """Refuses messages of which the last ends there."""
         assert end >= 0, f"{what} sizes are no whole units: {n_bytes_R}"
         if end > _MAX_UNITS * UNIT_BYTES:
             raise HpcrecError(
                 f"rank {self.rank} would {what} {end} bytes in one phase; one call moves at most "
                 f"{_MAX_UNITS * UNIT_BYTES}. Use more ranks or a smaller train.batch_size."
             )
-        return at_R
 
     def _small(self, n_bytes_R: Ints, what: str) -> list[int]:
         """Sizes of messages that are counted in single bytes."""

@@ -19,6 +19,14 @@ from hpcrec.types import Ints
 TAGS = ("ids", "values", "gradients", "dense", "control", "teachers", "shadow", "check")
 
 
+class _Here(threading.local):
+    """What holds for one thread."""
+
+    paused = False
+    apart: list[int] | None = None
+    line: int | None = None
+
+
 class Ledger:
     """Bytes and messages sent by this rank.
 
@@ -39,7 +47,7 @@ class Ledger:
         self._counts = dict(zip(TAGS, counts, strict=True))
         self._bytes, self._messages = counts[:, :2], counts[:, 2:]  # [tag, (same host, cross host)]
         self._unknown = threading.Event()  # set: see ``messages_known``
-        self._here = threading.local()  # what one thread leaves out, another may be counting
+        self._here = _Here()  # what one thread leaves out, another may be counting
         self._of_line: dict[int, int] = {}  # bytes, by the line of metrics that they are for; where they are kept
         self._line_now: list[int] = []  # where they are: what threads count for that have not said it
 
@@ -62,18 +70,24 @@ class Ledger:
         """Whether each of these world ranks is on this rank's host."""
         return [not crosses for crosses in self._crosses_R[list(ranks)]]
 
-    def add(self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints, n_messages: Ints | None = None) -> None:
-        """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``; by default in one message where there are any."""
-        if getattr(self._here, "paused", False):
+    def add(
+        self, tag: str, ranks: Sequence[int] | Ints, n_bytes: Ints, n_messages: Ints | None = None, across: int = -1
+    ) -> None:
+        """Counts ``n_bytes[i]`` sent to world rank ``ranks[i]``; by default in one message where there are any.
+
+        ``across``: in so many messages to other hosts, where they are not one to each rank.
+        """
+        here = self._here
+        if here.paused:
             return
         to = ranks if isinstance(ranks, np.ndarray) else np.array(ranks, np.int64)
         with self._lock:
-            counted = count_messages(n_bytes, n_messages, to, self._crosses_R, self._rank, self._counts[tag])
+            counted = count_messages(n_bytes, n_messages, across, to, self._crosses_R, self._rank, self._counts[tag])
             if self._line_now:
-                line = getattr(self._here, "line", self._line_now[0])
+                line = self._line_now[0] if here.line is None else here.line
                 self._of_line[line] = self._of_line.get(line, 0) + counted
-        if (apart := getattr(self._here, "apart", None)) is not None:
-            apart.append(counted)
+        if here.apart is not None:
+            here.apart.append(counted)
 
     def counts_for(self, line: int) -> None:
         """What this thread sends from now on is for a line of metrics, whenever it is sent."""
@@ -121,7 +135,7 @@ class Ledger:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leaves out what this thread sends meanwhile: evaluation is not part of a step's bytes."""
-        before = getattr(self._here, "paused", False)
+        before = self._here.paused
         self._here.paused = True
         try:
             yield

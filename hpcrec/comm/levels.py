@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from hpcrec.comm.library import MPI
 from hpcrec.comm.progress import AFTER, BEFORE, FROM, TO, Hop, Lane
-from hpcrec.comm.window import Task, Windows
+from hpcrec.comm.window import CROSSES, MEETS, TAKEN, Task, Windows
 from hpcrec.errors import HpcrecError
 from hpcrec.types import Ints
 
@@ -111,8 +111,6 @@ class Levels:
         self._comm, self._windows, self._pairs = comm, windows, pairs
         self._local = windows.local_L.tolist()
         self._place = self._local.index(comm.rank)
-        self._here_R = np.zeros(comm.size, np.bool_)
-        self._here_R[self._local] = True
         self._unit, self._unit_bytes = unit, unit.Get_size()
         self._lane, host = lane, tuple(lane.ranks[rank] for rank in self._local)
         self._before, self._after = Hop(BEFORE, host), Hop(AFTER, host)
@@ -132,22 +130,21 @@ class Levels:
             ALONE_BYTES,
         )
 
-    def swap(
-        self, recv: NDArray[np.uint8], sent_at_R: Ints, sent_bytes_R: Ints, recv_at_R: Ints, recv_bytes_R: Ints
-    ) -> Ints:
+    def swap(self, recv: NDArray[np.uint8], sent_bytes_R: Ints, recv_bytes_R: Ints) -> int:
         """Gives the messages in this rank's window to all ranks, and copies theirs to ``recv``; collective.
+
+        The phase has begun (``Windows.begin``).
 
         Parameters
         ----------
         recv : uint8, flat
-        sent_at_R, sent_bytes_R, recv_at_R, recv_bytes_R : int64 [R]
-            Where the message to a rank begins in this rank's window, and how long it is; and of the one from it, in
-            ``recv``.
+        sent_bytes_R, recv_bytes_R : int64 [R]
+            As it has begun with.
 
         Returns
         -------
-        int64 [R]
-            Messages that this rank has sent: to its host, to peers and others, and as a gate for all of its host.
+        int
+            Messages that this rank has sent to other hosts: its own, and as a gate for all of its host.
 
         Raises
         ------
@@ -156,49 +153,48 @@ class Levels:
             been told.
         """
         windows, self._lane.hop = self._windows, self._before
-        turn = windows.begin(sent_at_R, sent_bytes_R, recv_bytes_R)
-        plan = windows.plan(turn)
-        coming = self._received(plan.receives, recv, recv_at_R, recv_bytes_R)
-        sends, to = list[MPI.Request](), list[int]()
-        for rank, tag, message in self._sent(plan.sends, turn, sent_bytes_R):
-            sends.append(self._comm.Isend(self._buffer(message, rank), rank, tag))
-            to.append(rank)
-        windows.take(turn, recv, recv_at_R, recv_bytes_R)  # of this host, while others are on their way
-        self._wait(coming, sends, to)
-        if plan.relayed:
+        coming, sends, to = list[_Coming](), list[MPI.Request](), list[int]()
+        if (halt := self._go(recv)) == CROSSES:
+            plan = windows.plan()
+            coming = self._received(plan.receives, recv, recv_bytes_R)
+            for rank, tag, message in self._sent(plan.sends, sent_bytes_R):
+                sends.append(self._comm.Isend(self._buffer(message, rank), rank, tag))
+                to.append(rank)
+            halt = self._go(recv)  # what is of this host, while others are on their way
+        if halt == TAKEN:
+            if coming or sends:
+                self._wait(coming, sends, to)
             self._lane.hop = self._after
-            windows.meet()
-            windows.take_relayed(turn, recv, recv_at_R, recv_bytes_R)
-        messages_R = ((sent_bytes_R > 0) & self._here_R).astype(np.int64)
-        if to:
-            messages_R[to] = 1
-        return messages_R
+            self._go(recv)
+        return len(to)
 
-    def _sent(
-        self, tasks: Sequence[Task], turn: int, sent_bytes_R: Ints
-    ) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
+    def _go(self, recv: NDArray[np.uint8]) -> int:
+        while (halt := self._windows.go(recv)) == MEETS:
+            self._lane.hop = self._after if self._windows.all_are_there else self._before
+        return halt
+
+    def _sent(self, tasks: Sequence[Task], sent_bytes_R: Ints) -> Iterator[tuple[int, int, NDArray[np.uint8]]]:
         """What this rank sends: to whom, by which tag, and the message."""
         windows, me = self._windows, self._comm.rank
         for host, how, n_bytes in tasks:
             pair = self._pairs[host]
             if how == TOGETHER:
-                yield pair.other_gate, _TAG, windows.packed(turn, None, pair.there, n_bytes)
+                yield pair.other_gate, _TAG, windows.packed(None, pair.there, n_bytes)
             elif how == ALONE:
                 for rank in pair.there[sent_bytes_R[pair.there] > 0].tolist():
-                    yield rank, _ALONE, windows.part(me, turn, rank, int(sent_bytes_R[rank]))
+                    yield rank, _ALONE, windows.part(me, rank, int(sent_bytes_R[rank]))
             elif pair.consecutive:  # so are the messages to its ranks, and they stay until the next message but one
-                yield pair.peer(self._place), _PEER, windows.part(me, turn, int(pair.there[0]), n_bytes)
+                yield pair.peer(self._place), _PEER, windows.part(me, int(pair.there[0]), n_bytes)
             else:
-                yield pair.peer(self._place), _PEER, windows.packed(turn, me, pair.there, n_bytes)
+                yield pair.peer(self._place), _PEER, windows.packed(me, pair.there, n_bytes)
 
-    def _received(
-        self, tasks: Sequence[Task], recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints
-    ) -> list[_Coming]:
+    def _received(self, tasks: Sequence[Task], recv: NDArray[np.uint8], recv_bytes_R: Ints) -> list[_Coming]:
         """Begins to receive what comes to this rank, for its host or itself: requests, bytes of each, and who sends."""
         found, relays = list[_Coming](), list[tuple[int, int, int, int]]()
         for host, how, n_bytes in tasks:
             pair = self._pairs[host]
             if how == ALONE:
+                recv_at_R = np.cumsum(recv_bytes_R) - recv_bytes_R
                 for rank in pair.there[recv_bytes_R[pair.there] > 0].tolist():
                     at, many = int(recv_at_R[rank]), int(recv_bytes_R[rank])
                     found.append(self._receive(recv[at : at + many], rank, _ALONE))

@@ -21,13 +21,18 @@ def padded_bytes(n_bytes: Ints) -> Ints:
     return -(-n_bytes // UNIT_BYTES) * UNIT_BYTES
 
 
-def clear_padding(room: NDArray[np.uint8], bytes_R: Ints) -> None:
-    """Zeros where the padding of consecutive messages is: the memory may hold anything, which is not to be sent."""
+def clear_padding(room: NDArray[np.uint8], bytes_R: Ints) -> int:
+    """Zeros where the padding of consecutive messages is: the memory may hold anything, which is not to be sent.
+
+    Returns where the last message ends. Where that is beyond the room nothing is cleared.
+    """
     if _NATIVE is not None:
-        _NATIVE.clear_padding(room, bytes_R, UNIT_BYTES)
-        return
-    for end in np.cumsum(bytes_R)[bytes_R > 0].tolist():
-        room[end - UNIT_BYTES : end] = 0
+        return int(_NATIVE.clear_padding(room, bytes_R, UNIT_BYTES))
+    ends_R = np.cumsum(bytes_R)
+    if (last := int(ends_R[-1])) <= len(room):
+        for end in ends_R[bytes_R > 0].tolist():
+            room[end - UNIT_BYTES : end] = 0
+    return last
 
 
 def places(bytes_R: Ints) -> tuple[Ints, int]:
@@ -41,7 +46,7 @@ def places(bytes_R: Ints) -> tuple[Ints, int]:
 
 
 def count_messages(
-    n_bytes: Ints, n_messages: Ints | None, ranks: Ints, crosses_R: Ints, rank: int, counts: Ints
+    n_bytes: Ints, n_messages: Ints | None, across: int, ranks: Ints, crosses_R: Ints, rank: int, counts: Ints
 ) -> int:
     """Adds what is sent to some ranks to ``counts``, leaving out what this rank has for itself; returns those bytes.
 
@@ -49,6 +54,8 @@ def count_messages(
     ----------
     n_bytes, n_messages : int64 [N]
         To each of ``ranks``; by default one message where there are any bytes.
+    across : int
+        Messages to all ranks of other hosts, in place of those; below 0: as they are.
     ranks : int64 [N]
     crosses_R : int64 [R]
         1 for ranks of other hosts, 0 for those of this one.
@@ -58,9 +65,10 @@ def count_messages(
         Bytes to this host and to others, messages to this host and to others.
     """
     if _NATIVE is not None:
-        return int(_NATIVE.count_messages(n_bytes, n_messages, ranks, crosses_R, rank, counts))
+        return int(_NATIVE.count_messages(n_bytes, n_messages, across, ranks, crosses_R, rank, counts))
     sent = np.where(ranks == rank, 0, n_bytes)
     messages = np.where(ranks == rank, 0, np.sign(n_bytes) if n_messages is None else n_messages)
     far = crosses_R[ranks]
-    counts += [sent @ (1 - far), sent @ far, messages @ (1 - far), messages @ far]
+    beyond = int(messages @ far) if across < 0 else across
+    counts += np.array([sent @ (1 - far), sent @ far, messages @ (1 - far), beyond])
     return int(sent.sum())

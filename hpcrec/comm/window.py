@@ -9,7 +9,7 @@ have met for message n and before they meet for it again, and read before they m
 
 Who waits for the others sleeps, and takes no core from those that still compute; where there is a core for each rank
 of the machine it looks for a while first. Every ``_LIMIT_NS`` it lets MPI do what it does of messages under way, for
-another rank may wait for one of these.
+another rank may wait for one of these; where ranks share cores, every ``_CROWDED_NS``.
 
 The memory is anonymous (memfd_create), opened by the others through /proc/<pid>/fd: a rank that is killed leaves no
 file behind, and the size of /dev/shm does not bound it. Knows ranks and bytes, not what they mean.
@@ -19,7 +19,7 @@ import mmap
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +39,8 @@ _TOKEN = 1 << 62
 # Numbers before those of the messages: the token, and how many follow; on a cache line of its own, where ranks meet.
 _MEETING, _KNOWN = 8, 16
 _OF_A_RANK = 3
-_LIMIT_NS = 500_000
+DONE, MEETS, CROSSES, TAKEN, _LONGER = range(5)  # where a phase halts, as the native module numbers it
+_LIMIT_NS, _CROWDED_NS = 500_000, 4_000_000
 _NOBODY = 32_000  # a tag that nobody sends by
 _LOOKS_NS = 50_000  # as long as the kernel takes to wake who sleeps
 
@@ -71,20 +72,23 @@ class Windows:
     ----------
     local_L : int64 [L]
         The same ranks.
+    turn : int
+        Side of the phase that has begun.
     """
 
     def __init__(self, comm: MPI.Intracomm, local: Sequence[int], *, relays: bool = False) -> None:
         self.local_L: Ints = np.array(local, np.int64)
         self._comm, self._rank, self._size = comm, comm.rank, comm.size
         self._place = self.local_L.tolist().index(comm.rank)
-        self._turn = 0
+        self.turn = self._turn = 0
         # Of a message: where those to each rank begin, their sizes, and those of what comes. Of the room beside: where
         # what came for others begins, by a number that these know.
         heads = [_OF_A_RANK * comm.size] * _SIDES + [comm.size] * relays
         self._own = [_Side(numbers) for numbers in heads]
         self._sides: list[list[_Side | _View]] = []  # by place and side
-        self._meeting: Any = None
+        self._phase: Any = None
         self._waits = False
+        self._limit_ns = _LIMIT_NS
         self._shown: dict[tuple[int, int], int] = {}  # bytes of a side, by place and side, that the native module knows
         self._messages = loaded.HostMessages(comm.size, self.local_L.tolist(), self._place)
 
@@ -105,89 +109,118 @@ class Windows:
                 self._show(place, which)
         # Hosts may be declared: of a machine they share the cores.
         machine = [cores for _, name, cores in names_R if name == os.uname().nodename]
-        looks_ns = _LOOKS_NS if len(machine) <= len({core for cores in machine for core in cores}) else 0
-        self._meeting = loaded.Meeting(self._sides[0][0].meeting, len(self.local_L), looks_ns)
+        crowded = len(machine) > len({core for cores in machine for core in cores})
+        looks_ns, self._limit_ns = (0, _CROWDED_NS) if crowded else (_LOOKS_NS, _LIMIT_NS)
+        self._phase = loaded.Phase(self._messages, self._sides[0][0].meeting, looks_ns)
+
+    @property
+    def mapped(self) -> NDArray[np.uint8]:
+        """Where the next messages are to be written, as long as it has become."""
+        return self._own[self._turn].messages
 
     def room(self, n_bytes: int) -> NDArray[np.uint8]:
-        """Where the next messages are to be written."""
+        """Where the next messages are to be written, as long as it has to be."""
         return self._room(self._turn, n_bytes)
 
-    def swap(self, recv: NDArray[np.uint8], sent_at_R: Ints, recv_at_R: Ints, recv_bytes_R: Ints) -> None:
-        """Gives the messages in this rank's window to the ranks of the host, and copies theirs to ``recv``.
+    def begin(self, sent_bytes_R: Ints, recv_bytes_R: Ints, unit: int = 1, *, crosses: bool = False) -> tuple[int, int]:
+        """Begins a phase of the messages in this rank's window, which lie behind each other.
 
         Parameters
         ----------
-        recv : uint8, flat
-        sent_at_R, recv_at_R, recv_bytes_R : int64 [R]
-            By rank of the communicator: where the message to it begins in this rank's window, where the one from it
-            belongs, and how long that is.
+        sent_bytes_R, recv_bytes_R : int64 [R]
+            By rank of the communicator: how long the message to it is, and the one from it.
+        unit : int
+            Of which messages are whole numbers.
+        crosses : bool
+            Whether what is for other hosts goes by ranks of this one (``set_others``).
+
+        Returns
+        -------
+        (int, int)
+            Where the last message ends, sent and received; below 0 where one is no whole number of units, and then
+            nothing has begun.
+        """
+        ends = self._phase.begin(self._turn, self._own[self._turn].numbers, sent_bytes_R, recv_bytes_R, unit, crosses)
+        if min(ends) >= 0:
+            self.turn, self._turn = self._turn, (self._turn + 1) % _SIDES
+        return ends
+
+    def go(self, recv: NDArray[np.uint8]) -> int:
+        """Goes on with a phase: what the ranks of the host have for this one is copied to ``recv``.
+
+        Returns
+        -------
+        int
+            ``DONE``; ``MEETS``: it waits for ranks of the host, and has for a while; ``CROSSES``: messages of ``plan``
+            are to be begun before it goes on; ``TAKEN``: those have to be here before it goes on, to meet the ranks of
+            the host once more.
 
         Raises
         ------
         HpcrecError
             A neighbour's window has grown and cannot be mapped.
         """
-        turn = self.begin(sent_at_R)
-        self.take(turn, recv, recv_at_R, recv_bytes_R)
+        while (halt := self._phase.go(recv, self._limit_ns)) == _LONGER:
+            self._grow(*self._phase.grown())
+        self._waits = halt == MEETS
+        if self._waits:
+            self._lets_mpi()
+        return int(halt)
 
-    def begin(self, sent_at_R: Ints, sent_bytes_R: Ints | None = None, recv_bytes_R: Ints | None = None) -> int:
-        """Hands over the messages in this rank's window; returns by what number the others' are read.
+    @property
+    def all_are_there(self) -> bool:
+        """Whether all ranks of the host have begun the phase that this one has."""
+        return bool(self._phase.all_are_there())
 
-        Sizes [R], where they are given, are there for the others of the host to see (``sizes``, ``plan``).
+    def swap(self, recv: NDArray[np.uint8], sent_bytes_R: Ints, recv_bytes_R: Ints) -> None:
+        """Gives the messages in this rank's window to the ranks of the host, and copies theirs to ``recv``.
+
+        Those of other hosts are left out, in both. Raises as ``go`` does.
         """
-        turn, own = self._turn, self._own[self._turn]
-        self._turn = (turn + 1) % _SIDES
-        own.numbers[: self._size] = sent_at_R
-        if sent_bytes_R is not None and recv_bytes_R is not None:
-            own.numbers[self._size : 2 * self._size] = sent_bytes_R
-            own.numbers[2 * self._size :] = recv_bytes_R
-        self.meet()
-        return turn
+        self.begin(sent_bytes_R, recv_bytes_R)
+        while self.go(recv) == MEETS:
+            pass
 
     def meet(self) -> None:
         """Waits for the ranks of the host."""
-        if self._meeting.arrive():
+        if self._phase.arrive():
             return
         self._waits = True
-        while not self._meeting.wait(_LIMIT_NS):
-            # For what MPI does meanwhile, which a probe that finds something leaves out; and a signal is handled.
-            self._comm.Iprobe(self._rank, _NOBODY)
+        while not self._phase.wait(self._limit_ns):
+            self._lets_mpi()
         self._waits = False
 
-    def take(self, turn: int, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints) -> None:
-        """Copies what the ranks of the host have for this one to ``recv``."""
-        self._copied(turn, lambda: self._messages.take(turn, recv, recv_at_R, recv_bytes_R))
+    def _lets_mpi(self) -> None:
+        # For what MPI does meanwhile, which a probe that finds something leaves out; and a signal is handled.
+        self._comm.Iprobe(self._rank, _NOBODY)
 
     def set_others(self, *others: Any) -> None:
         """Says what other hosts there are: members of the native module's ``OtherHosts``, as lists, in its order."""
         self._messages.set_others(*others)
 
-    def plan(self, turn: int) -> Plan:
-        """What this rank sends and receives of the messages that ``begin`` has handed over."""
-        return Plan(*self._messages.plan(turn))
+    def plan(self) -> Plan:
+        """What this rank sends and receives in the phase."""
+        return Plan(*self._phase.plan())
 
     def due(self, m: int) -> int:
         """Bytes that come from the rank of that number, among those of other hosts, for all of this one."""
         return int(self._messages.due(m))
 
-    def packed(self, turn: int, rank: int | None, there_M: Ints, n_bytes: int) -> NDArray[np.uint8]:
+    def packed(self, rank: int | None, there_M: Ints, n_bytes: int) -> NDArray[np.uint8]:
         """What a rank of the host, or (None) each of them, sends to some ranks: by sender, and then by receiver."""
         out, place = np.empty(n_bytes, np.uint8), -1 if rank is None else self._place_of(rank)
-        self._copied(turn, lambda: self._messages.pack(turn, place, there_M, out))
+        while (grown := self._messages.pack(self.turn, place, there_M, out)) >= 0:
+            self._grow(grown, self.turn)
         return out
 
-    def take_relayed(self, turn: int, recv: NDArray[np.uint8], recv_at_R: Ints, recv_bytes_R: Ints) -> None:
-        """Copies what ranks of the host have received for this one to ``recv``, as ``plan`` has said that it comes."""
-        self._copied(_SIDES, lambda: self._messages.take_relayed(turn, recv, recv_at_R, recv_bytes_R))
-
-    def part(self, rank: int, turn: int, to: int, n_bytes: int) -> NDArray[np.uint8]:
+    def part(self, rank: int, to: int, n_bytes: int) -> NDArray[np.uint8]:
         """The message of a rank of the host to any rank."""
-        side = self._side(rank, turn)
+        side = self._side(rank, self.turn)
         return side.part(int(side.numbers[to]), n_bytes)
 
-    def sizes(self, rank: int, turn: int) -> Ints:
+    def sizes(self, rank: int) -> Ints:
         """Bytes of a rank's messages [R]."""
-        return self._side(rank, turn).numbers[self._size : 2 * self._size]
+        return self._side(rank, self.turn).numbers[self._size : 2 * self._size]
 
     def relay(self, n_bytes: int) -> NDArray[np.uint8]:
         """Room for what this rank receives for others of its host."""
@@ -216,14 +249,13 @@ class Windows:
         self._messages.show(place, which, side.numbers, side.messages)
         self._shown[place, which] = len(side.messages)
 
-    def _copied(self, which: int, copy: Callable[[], int]) -> None:
-        """Copies out of a side of all ranks, whichever of them have grown."""
-        while (place := copy()) >= 0:
-            side = self._sides[place][which]
-            side.grow()
-            if len(side.messages) == self._shown[place, which]:
-                raise HpcrecError(f"rank {self._rank}: a message of rank {self.local_L[place]} is not in its window.")
-            self._show(place, which)
+    def _grow(self, place: int, which: int) -> None:
+        """Maps what a rank has made longer."""
+        side = self._sides[place][which]
+        side.grow()
+        if len(side.messages) == self._shown[place, which]:
+            raise HpcrecError(f"rank {self._rank}: a message of rank {self.local_L[place]} is not in its window.")
+        self._show(place, which)
 
     def close(self) -> None:
         """Gives the memory back; collective over the host."""
@@ -233,7 +265,7 @@ class Windows:
 
     def abandon(self) -> None:
         """Gives the memory back where nobody has sent anything."""
-        self._meeting = self._messages = None
+        self._phase = self._messages = None
         for side in self._own:
             side.close()
         self._own, self._sides = [], []
@@ -288,8 +320,8 @@ class _Side:
 
     @property
     def meeting(self) -> NDArray[np.uint32]:
-        """Two words for ranks to meet by."""
-        return self._head[_MEETING : _MEETING + 1].view(np.uint32)
+        """Words for ranks to meet by."""
+        return self._head[_MEETING:_KNOWN].view(np.uint32)
 
     def room(self, n_bytes: int) -> NDArray[np.uint8]:
         if n_bytes > len(self.messages):
@@ -326,8 +358,8 @@ class _View:
 
     @property
     def meeting(self) -> NDArray[np.uint32]:
-        """Two words for ranks to meet by."""
-        return self._head[_MEETING : _MEETING + 1].view(np.uint32)
+        """Words for ranks to meet by."""
+        return self._head[_MEETING:_KNOWN].view(np.uint32)
 
     def grow(self) -> None:
         """Maps what its rank has made longer."""

@@ -15,6 +15,7 @@
 
 #include "hpcrec/host_messages.h"
 #include "hpcrec/meeting.h"
+#include "hpcrec/phase.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -52,9 +53,18 @@ struct Shown {
   }
 };
 
-struct Met {
+std::vector<std::tuple<int64_t, int64_t, int64_t>> told(const std::vector<Task>& tasks) {
+  std::vector<std::tuple<int64_t, int64_t, int64_t>> found;
+  for (const Task& task : tasks) found.emplace_back(task.host, static_cast<int64_t>(task.way), task.bytes);
+  return found;
+}
+
+// With what it goes through: the messages, and the words that ranks share.
+struct Going {
+  nb::object messages;
   Out<uint32_t> words;
-  Meeting meeting;
+  int64_t ranks;
+  Phase phase;
 };
 }  // namespace
 
@@ -70,30 +80,19 @@ void bind_host_messages(nb::module_& m) {
       "clear_padding",
       [](Bytes room, Ints bytes, int64_t unit) {
         if (unit < 1) throw std::invalid_argument("unit: is below 1");
-        clear_padding(room.data(), size(room), bytes.data(), size(bytes), unit);
+        return clear_padding(room.data(), size(room), bytes.data(), size(bytes), unit);
       },
       "room"_a.noconvert(), "bytes"_a, "unit"_a);
   m.def(
       "count_messages",
-      [](Ints bytes, std::optional<Ints> messages, Ints to, Ints crosses, int64_t rank, Out<int64_t> counts) {
+      [](Ints bytes, std::optional<Ints> messages, int64_t across, Ints to, Ints crosses, int64_t rank,
+         Out<int64_t> counts) {
         if (size(bytes) != size(to) || (messages && size(*messages) != size(to)) || size(counts) != 4)
           throw std::invalid_argument("bytes, messages, counts: are not as long as they have to be");
-        return count(bytes.data(), messages ? messages->data() : nullptr, to.data(), size(to), crosses.data(),
+        return count(bytes.data(), messages ? messages->data() : nullptr, across, to.data(), size(to), crosses.data(),
                      size(crosses), rank, counts.data());
       },
-      "bytes"_a, "messages"_a.none(), "to"_a, "crosses"_a, "rank"_a, "counts"_a.noconvert());
-  nb::class_<Met>(m, "Meeting")
-      .def(
-          "__init__",
-          [](Met* self, Out<uint32_t> words, uint32_t processes, int64_t spin_ns) {
-            if (size(words) < 2 || !processes) throw std::invalid_argument("words, processes: are too few");
-            new (self) Met{words, Meeting(words.data(), processes, spin_ns)};
-          },
-          "words"_a.noconvert(), "processes"_a, "spin_ns"_a)
-      .def("arrive", [](Met& self) { return self.meeting.arrive(); })
-      .def(
-          "wait", [](Met& self, int64_t limit_ns) { return without_gil([&] { return self.meeting.wait(limit_ns); }); },
-          "limit_ns"_a);
+      "bytes"_a, "messages"_a.none(), "across"_a, "to"_a, "crosses"_a, "rank"_a, "counts"_a.noconvert());
   nb::class_<Shown>(m, "HostMessages")
       .def(
           "__init__",
@@ -120,12 +119,7 @@ void bind_host_messages(nb::module_& m) {
           "plan",
           [](Shown& self, int side) {
             const Plan found = self.messages.plan(side);
-            auto tasks = [](const std::vector<Task>& of) {
-              std::vector<std::tuple<int64_t, int64_t, int64_t>> told;
-              for (const Task& task : of) told.emplace_back(task.host, static_cast<int64_t>(task.way), task.bytes);
-              return told;
-            };
-            return std::make_tuple(tasks(found.sends), tasks(found.receives), found.relayed);
+            return std::make_tuple(told(found.sends), told(found.receives), found.relayed);
           },
           "side"_a)
       .def(
@@ -155,6 +149,46 @@ void bind_host_messages(nb::module_& m) {
             });
           },
           "side"_a, "recv"_a.noconvert(), "at"_a, "bytes"_a);
+  nb::class_<Going>(m, "Phase")
+      .def(
+          "__init__",
+          [](Going* self, nb::object messages, Out<uint32_t> words, int64_t spin_ns) {
+            Shown& shown = nb::cast<Shown&>(messages);
+            if (size(words) < Phase::words) throw std::invalid_argument("words: are too few");
+            new (self) Going{messages, words, shown.messages.ranks(), Phase(shown.messages, words.data(), spin_ns)};
+          },
+          "messages"_a, "words"_a.noconvert(), "spin_ns"_a)
+      .def("arrive", [](Going& self) { return self.phase.arrive(); })
+      .def(
+          "wait", [](Going& self, int64_t limit_ns) { return without_gil([&] { return self.phase.wait(limit_ns); }); },
+          "limit_ns"_a)
+      .def(
+          "begin",
+          [](Going& self, int side, Out<int64_t> numbers, Ints sends, Ints receives, int64_t unit, bool crosses) {
+            if (size(numbers) < 3 * self.ranks || size(sends) != self.ranks || size(receives) != self.ranks || unit < 1)
+              throw std::invalid_argument("numbers, sends, receives: are not as many as they have to be");
+            const auto ends = self.phase.begin(side, numbers.data(), sends.data(), receives.data(), unit, crosses);
+            return std::make_tuple(ends.sent, ends.received);
+          },
+          "side"_a, "numbers"_a.noconvert(), "sends"_a, "receives"_a, "unit"_a, "crosses"_a)
+      .def(
+          "go",
+          [](Going& self, Bytes recv, int64_t limit_ns) {
+            auto go = [&] { return copying(size(recv), [&] { return self.phase.go(recv.data(), size(recv)); }); };
+            Halt halt = go();
+            if (halt == Halt::meets && without_gil([&] { return self.phase.wait(limit_ns); })) halt = go();
+            return static_cast<int64_t>(halt);
+          },
+          "recv"_a.noconvert(), "limit_ns"_a)
+      .def("plan",
+           [](const Going& self) {
+             const Plan& found = self.phase.plan();
+             return std::make_tuple(told(found.sends), told(found.receives), found.relayed);
+           })
+      .def("all_are_there", [](const Going& self) { return self.phase.all_are_there(); })
+      .def("grown", [](const Going& self) {
+        return std::make_tuple(self.phase.grown_place(), static_cast<int64_t>(self.phase.grown_side()));
+      });
 }
 
 }  // namespace hpcrec

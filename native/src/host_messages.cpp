@@ -2,6 +2,7 @@
 #include "hpcrec/host_messages.h"
 
 #include <cstring>
+#include <set>
 #include <stdexcept>
 #include <utility>
 
@@ -24,28 +25,31 @@ int64_t places(const int64_t* bytes, int64_t n, int64_t unit, int64_t* at) {
   return end;
 }
 
-void clear_padding(uint8_t* room, int64_t room_bytes, const int64_t* bytes, int64_t n, int64_t unit) {
-  int64_t end = 0;
+int64_t clear_padding(uint8_t* room, int64_t room_bytes, const int64_t* bytes, int64_t n, int64_t unit) {
+  int64_t all = 0, end = 0;
+  for (int64_t i = 0; i < n; ++i)
+    if ((bytes[i] && bytes[i] < unit) || __builtin_add_overflow(all, bytes[i], &all))
+      throw std::invalid_argument("bytes: a message has less than a unit");
+  if (all > room_bytes) return all;
   for (int64_t i = 0; i < n; ++i) {
-    if (bytes[i] == 0) continue;
-    if (bytes[i] < unit || bytes[i] > room_bytes - end)
-      throw std::invalid_argument("bytes: a message has less than a unit, or is not in the room");
     end += bytes[i];
-    std::memset(room + end - unit, 0, static_cast<size_t>(unit));
+    if (bytes[i]) std::memset(room + end - unit, 0, static_cast<size_t>(unit));
   }
+  return all;
 }
 
-int64_t count(const int64_t* bytes, const int64_t* messages, const int64_t* to, int64_t n, const int64_t* crosses,
-              int64_t ranks, int64_t rank, int64_t* counts) {
+int64_t count(const int64_t* bytes, const int64_t* messages, int64_t across, const int64_t* to, int64_t n,
+              const int64_t* crosses, int64_t ranks, int64_t rank, int64_t* counts) {
   require_below("ranks", to, n, ranks);
   int64_t all = 0;
   for (int64_t i = 0; i < n; ++i) {
     if (to[i] == rank) continue;
     const int far = crosses[to[i]] ? 1 : 0;
     counts[far] = sum(counts[far], bytes[i]);
-    counts[2 + far] = sum(counts[2 + far], messages ? messages[i] : bytes[i] > 0 ? 1 : 0);
+    if (!far || across < 0) counts[2 + far] = sum(counts[2 + far], messages ? messages[i] : bytes[i] > 0 ? 1 : 0);
     all = sum(all, bytes[i]);
   }
+  if (across > 0) counts[3] = sum(counts[3], across);
   return all;
 }
 
@@ -99,6 +103,8 @@ void HostMessages::set_others(OtherHosts others) {
   for (size_t host = 0; host < n; ++host)
     if (others.begins[host] >= others.begins[host + 1]) throw std::invalid_argument("begins: a host has no rank");
   others_ = std::move(others);
+  const std::set<int64_t> gates(others_.gates.begin(), others_.gates.end());
+  gates_ = static_cast<uint32_t>(gates.size()), gate_ = gates.count(place_) > 0;
   due_.assign(m, 0);
   coming_in_.assign(n, Way::nothing);
 }
@@ -114,6 +120,7 @@ Way HostMessages::way(size_t host, int64_t bytes) const {
 Plan HostMessages::plan(int which) {
   check(which, nullptr, 0);
   Plan found;
+  bool by_gates = true;
   for (size_t host = 0; host < others_.gates.size(); ++host) {
     const int64_t first = others_.begins[host], end = others_.begins[host + 1];
     const int64_t number_of_host = static_cast<int64_t>(host);
@@ -135,12 +142,14 @@ Plan HostMessages::plan(int which) {
     const bool gate = others_.gates[host] == place_;
     const Way out = way(host, sent), in = way(host, due);
     coming_in_[host] = in;
+    for (const Way way : {out, in}) by_gates = by_gates && (way == Way::nothing || way == Way::together);
     found.relayed = found.relayed || in == Way::together || in == Way::peers;
     if (out == Way::together ? gate : out != Way::nothing && own_sent > 0)
       found.sends.push_back({number_of_host, out, out == Way::together ? sent : own_sent});
     if (in == Way::together ? gate : in == Way::peers ? takes : in == Way::alone && own_due > 0)
       found.receives.push_back({number_of_host, in, in == Way::together ? due : own_due});
   }
+  found.by_gates = found.relayed && by_gates;
   return found;
 }
 

@@ -34,37 +34,52 @@ long futex(std::atomic<uint32_t>* word, int what, uint32_t value, const timespec
 }
 }  // namespace
 
-Meeting::Meeting(uint32_t* words, uint32_t processes, int64_t spin_ns)
+Meeting::Meeting(uint32_t* words, int64_t spin_ns)
     : there_(reinterpret_cast<std::atomic<uint32_t>*>(words)),
-      times_(reinterpret_cast<std::atomic<uint32_t>*>(words + 1)),
-      processes_(processes),
+      opened_(reinterpret_cast<std::atomic<uint32_t>*>(words + 1)),
       spin_ns_(spin_ns) {}
 
-bool Meeting::arrive() {
-  before_ = times_->load(std::memory_order_acquire);
+void Meeting::expect() {
+  ++due_;
   looked_ = false;
-  if (there_->fetch_add(1, std::memory_order_acq_rel) + 1 < processes_) return false;
-  // Nobody arrives for the next meeting before this one is over.
-  there_->store(0, std::memory_order_relaxed);
-  times_->store(before_ + 1, std::memory_order_release);
-  futex(times_, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+bool Meeting::come(uint32_t processes) {
+  expect();
+  if (there_->fetch_add(1, std::memory_order_acq_rel) + 1 != processes) return false;
+  there_->store(0, std::memory_order_relaxed);  // before anybody is let go, who may come to the next one at once
   return true;
 }
 
+void Meeting::open() {
+  opened_->fetch_add(1, std::memory_order_acq_rel);
+  futex(opened_, FUTEX_WAKE, INT_MAX, nullptr);
+}
+
+bool Meeting::met() const {
+  return static_cast<int32_t>(opened_->load(std::memory_order_acquire) - due_) >= 0;
+}
+
 bool Meeting::wait(int64_t limit_ns) {
+  const int64_t until = now_ns() + limit_ns;
   if (spin_ns_ > 0 && !looked_) {
     looked_ = true;
-    const int64_t until = now_ns() + (spin_ns_ < limit_ns ? spin_ns_ : limit_ns);
+    const int64_t looks_until = now_ns() + (spin_ns_ < limit_ns ? spin_ns_ : limit_ns);
     do {
       for (int i = 0; i < looks; ++i) {
         if (met()) return true;
         relax();
       }
-    } while (now_ns() < until);
+    } while (now_ns() < looks_until);
   }
-  const timespec limit{limit_ns / second_ns, limit_ns % second_ns};
-  if (!met()) futex(times_, FUTEX_WAIT, before_, &limit);
-  return met();
+  for (;;) {
+    const uint32_t opened = opened_->load(std::memory_order_acquire);
+    const int64_t left_ns = until - now_ns();
+    if (met()) return true;
+    if (left_ns <= 0) return false;
+    const timespec limit{left_ns / second_ns, left_ns % second_ns};
+    futex(opened_, FUTEX_WAIT, opened, &limit);
+  }
 }
 
 }  // namespace hpcrec

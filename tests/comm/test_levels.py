@@ -1,6 +1,5 @@
 """Messages by way of one rank of each host are those that each rank would send itself, in fewer messages."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,9 @@ from hpcrec.comm import levels
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
 from hpcrec.comm.levels import pairs_of
-from hpcrec.comm.window import Windows
 from hpcrec.errors import HpcrecError
 from tests.comm.job import Job
+from tests.comm.late import take_late
 from tests.comm.test_window import content, rounds
 
 HOSTS = {
@@ -114,9 +113,7 @@ def test_a_slow_reader_reads_what_was_meant(slow: int, peers: bool, monkeypatch:
     monkeypatch.setattr(levels, "PEER_BYTES", 1 if peers else 8192)
     c = make((0, 0, 1, 1), by_levels=True)
     if c.rank == slow:
-        take = Windows.take_relayed
-
-        monkeypatch.setattr(Windows, "take_relayed", lambda *given: (time.sleep(0.01), take(*given))[1])
+        take_late(monkeypatch.setattr, 0.01, relayed=True)
     for number in range(6):
         bytes_R = np.full(c.size, 64)
         sent = np.concatenate([content(c.rank, to, number, 64) for to in range(c.size)])
@@ -143,12 +140,12 @@ def test_messages_are_refused_that_are_not_as_long_as_was_told() -> None:
 
 
 SIX = """
-import numpy as np, time
+import numpy as np
 from hpcrec.comm import levels
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import Ledger
 from hpcrec.comm.levels import pairs_of
-from hpcrec.comm.window import Windows
+from tests.comm.late import take_late
 HOSTS = (0, 0, 1, 2, 3, 3)
 rng = np.random.default_rng(7)
 ready()
@@ -157,8 +154,7 @@ plain = Collectives(world.Dup(), range(6), Ledger(world.rank, HOSTS))
 gates = sum(pair.gate == world.rank for pair in pairs_of(HOSTS, world.rank))
 assert gates == (2, 1, 3, 3, 2, 1)[world.rank], gates
 if world.rank == 1:
-    take = Windows.take_relayed
-    Windows.take_relayed = lambda *given: (time.sleep(0.002), take(*given))[1]
+    take_late(setattr, 0.002, relayed=True)
 for number in range(20):
     bytes_RR = rng.integers(0, 5, (6, 6)) * rng.integers(0, 2, (6, 6)) * (64 if number % 4 else 6400)
     mine, due = bytes_RR[world.rank].copy(), bytes_RR[:, world.rank].copy()

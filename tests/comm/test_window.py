@@ -19,6 +19,7 @@ from hpcrec.comm.sizes import UNIT_BYTES
 from hpcrec.comm.topology import assign_roles
 from hpcrec.comm.world import World
 from hpcrec.errors import HpcrecError
+from tests.comm.late import take_late
 
 HOSTS = {"one host": (0, 0, 0, 0), "two, in turn": (0, 1, 0, 1), "two": (0, 0, 1, 1), "one alone": (0, 1, 0, 0)}
 
@@ -99,8 +100,7 @@ def test_a_slow_reader_reads_what_was_meant(slow: int, monkeypatch: pytest.Monke
     """The others are one message ahead of it at most: two, and they would write over what it reads."""
     c = make((0, 0, 0, 0))
     if c.rank == slow:
-        take = window.Windows.take
-        monkeypatch.setattr(window.Windows, "take", lambda *given: (time.sleep(0.01), take(*given))[1])
+        take_late(monkeypatch.setattr, 0.01, relayed=False)
     sizes_R, seen = np.full(c.size, 64 * UNIT_BYTES, np.int64), []
     for number in range(12):
         message = c.message(sizes_R, np.int64)

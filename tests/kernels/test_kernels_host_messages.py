@@ -2,6 +2,8 @@
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,17 @@ SOON_NS, LONG_NS = 1_000_000, 10_000_000_000
 RELAY = 2
 
 
+def phase(words: Any, parties: int, place: int, looks_ns: int = 0) -> Any:
+    return loaded.Phase(loaded.HostMessages(parties, list(range(parties)), place), words, looks_ns)
+
+
 @pytest.mark.parametrize("looks_ns", [0, 20_000])
 @pytest.mark.parametrize("parties", [1, 2, 5])
 def test_nobody_is_a_meeting_ahead(parties: int, looks_ns: int) -> None:
-    words, times, wrong = np.zeros(2, np.uint32), np.zeros(parties, np.int64), list[str]()
+    words, times, wrong = np.zeros(5, np.uint32), np.zeros(parties, np.int64), list[str]()
 
     def meets(number: int) -> None:
-        meeting = loaded.Meeting(words, parties, looks_ns)
+        meeting = phase(words, parties, number, looks_ns)
         for turn in range(1, 301):
             times[number] = turn
             if not meeting.arrive():
@@ -30,17 +36,20 @@ def test_nobody_is_a_meeting_ahead(parties: int, looks_ns: int) -> None:
             if times.min() < turn or times.max() > turn + 1:
                 wrong.append(f"{number} at {turn}: {times.tolist()}")
 
-    threads = [threading.Thread(target=meets, args=(number,)) for number in range(parties)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong and words.tolist() == [0, 300]
+    in_threads(meets, parties)
+    assert not wrong and words.tolist() == [0, 300, 0, 0, 0]
+
+
+def in_threads(what: Callable[[int], None], parties: int) -> None:
+    """Calls it in as many threads, with the number of each; an error of any of them is raised."""
+    with ThreadPoolExecutor(parties) as pool:
+        for called in [pool.submit(what, number) for number in range(parties)]:
+            called.result()
 
 
 def test_who_waits_is_told_when_the_time_is_over() -> None:
-    words = np.zeros(2, np.uint32)
-    first, second = (loaded.Meeting(words, 2, 0) for _ in range(2))
+    words = np.zeros(5, np.uint32)
+    first, second = (phase(words, 2, place) for place in range(2))
     assert not first.arrive()
     began_s = time.monotonic()
     assert not first.wait(20_000_000)
@@ -50,8 +59,8 @@ def test_who_waits_is_told_when_the_time_is_over() -> None:
 
 def test_who_sleeps_is_woken_by_the_last() -> None:
     """Long before the time is over."""
-    words = np.zeros(2, np.uint32)
-    first, second = (loaded.Meeting(words, 2, 0) for _ in range(2))
+    words = np.zeros(5, np.uint32)
+    first, second = (phase(words, 2, place) for place in range(2))
     assert not first.arrive()
     last = threading.Timer(0.1, second.arrive)
     last.start()
@@ -59,6 +68,96 @@ def test_who_sleeps_is_woken_by_the_last() -> None:
     assert first.wait(LONG_NS)
     assert time.monotonic() - began_s < 5.0
     last.join()
+
+
+DONE, MEETS, CROSSES, TAKEN, GROWN = range(5)
+HERE, THERE = (1, 3, 4, 7, 8), ([0, 2], [5], [6, 9])  # ranks of this host, and of others; gates are 3, 7, 3
+GATES, TAKERS = [1, 3, 1], [0, 1, 4, 2, 3]
+
+
+class Host:
+    """Ranks of a host in threads, with what comes to it from others made up by who receives it."""
+
+    def __init__(self, seed: int, n_phases: int) -> None:
+        rng = np.random.default_rng(seed)
+        self.words, self.seed = np.zeros(5, np.uint32), seed
+        self.numbers = np.zeros((2, 5, 30), np.int64)
+        self.room = np.zeros((2, 5, 4096), np.uint8)
+        self.noted, self.relay = np.zeros((5, 10), np.int64), np.zeros((5, 8192), np.uint8)
+        # Of a phase: whether by levels, bytes a rank has for each [5, 10] and gets from it; large ones among them.
+        self.levels = rng.random(n_phases) < 0.7
+        most = rng.choice([1, 3, 8, 40], (n_phases, 1, 1))
+        self.sent = rng.integers(0, most, (n_phases, 5, 10)) * (rng.random((n_phases, 1, 1)) < 0.9)
+        self.got = rng.integers(0, most, (n_phases, 5, 10)) * (rng.random((n_phases, 1, 1)) < 0.7)
+        self.got[:, :, HERE] = self.sent[:, :, HERE].transpose(0, 2, 1)
+        self.naps = rng.random((n_phases, 5)) < 0.1
+
+    def content(self, n: int, sender: int, receiver: int, n_bytes: int) -> np.ndarray:
+        return np.random.default_rng([self.seed, n, sender, receiver]).integers(0, 256, n_bytes).astype(np.uint8)
+
+    def messages(self, place: int) -> Any:
+        messages = loaded.HostMessages(10, list(HERE), place)
+        for at in range(5):
+            for side in range(2):
+                messages.show(at, side, self.numbers[side, at], self.room[side, at])
+            messages.show(at, RELAY, self.noted[at], self.relay[at])
+        there = [rank for ranks in THERE for rank in ranks]
+        messages.set_others(there, [0, 2, 3, 5], GATES, TAKERS, [True, True, False], 4, 16)
+        return messages
+
+    def receive(self, place: int, n: int, receives: list[Any]) -> None:
+        """Lays down what others send to this rank for the host, as their gates or peers write it."""
+        at, there = 0, np.concatenate(THERE).tolist()
+        for host, way, _ in receives:
+            first = sum(len(ranks) for ranks in THERE[:host])
+            senders = [m for m in range(first, first + len(THERE[host])) if way == TOGETHER or TAKERS[m] == place]
+            if way == ALONE:
+                continue
+            for number, m in enumerate(senders):
+                if way == PEERS or number == 0:
+                    self.noted[place, there[m]] = at
+                for to in range(5):
+                    of = self.content(n, there[m], HERE[to], int(self.got[n, to, there[m]]))
+                    self.relay[place, at : at + len(of)] = of
+                    at += len(of)
+
+
+def phases_of(host: Host, place: int, halts: set[tuple[bool, tuple[int, ...]]]) -> None:
+    """Goes through all phases as the rank at a place, and looks at what has come."""
+    gone = loaded.Phase(host.messages(place), host.words, 0)
+    for n in range(len(host.levels)):
+        side, levels, sent_R, got_R = n % 2, bool(host.levels[n]), host.sent[n, place], host.got[n, place]
+        parts = [host.content(n, HERE[place], to, int(sent_R[to])) for to in range(10)]
+        host.room[side, place, : int(sent_R.sum())] = np.concatenate(parts)
+        if host.naps[n, place]:
+            time.sleep(0.002)
+        assert gone.begin(side, host.numbers[side, place], sent_R, got_R, 1, levels) == (sent_R.sum(), got_R.sum())
+        # Where there is much room the threads go at the same time: only then is Python's lock left.
+        recv, came, halt = np.zeros(65536 if host.seed % 4 else int(got_R.sum()), np.uint8), list[int](), MEETS
+        began_s = time.monotonic()
+        while halt != DONE:
+            assert time.monotonic() - began_s < 20.0, (n, place, came)
+            if (halt := gone.go(recv, SOON_NS)) == CROSSES:
+                host.receive(place, n, gone.plan()[1])
+            came += [halt] * (halt != MEETS)
+        halts.add((levels, tuple(came)))
+        at_R = np.cumsum(got_R) - got_R
+        alone = {rank for other, way, _ in gone.plan()[1] if way == ALONE for rank in THERE[other]}
+        for sender in range(10):
+            if sender in HERE or (levels and sender not in alone):
+                wanted = host.content(n, sender, HERE[place], int(got_R[sender]))
+                found = recv[at_R[sender] : at_R[sender] + len(wanted)]
+                assert np.array_equal(found, wanted), (n, place, sender)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_phases_give_each_rank_what_it_was_sent(seed: int) -> None:
+    """In any order of phases by levels and without, small and large, with ranks that come late."""
+    host, halts = Host(seed, 60), set[tuple[bool, tuple[int, ...]]]()
+    in_threads(lambda place: phases_of(host, place, halts), 5)
+    # Without levels; who is no gate, where all goes by gates; gates, and those who send themselves.
+    assert halts >= {(False, (DONE,)), (True, (DONE,)), (True, (CROSSES, TAKEN, DONE))}
+    assert host.words[[0, 2]].tolist() == [0, 0] and host.words[1] == 60
 
 
 def shown(seed: int = 0, ranks: int = 6, local: tuple[int, ...] = (1, 4, 5), place: int = 1) -> tuple[Any, Any, Any]:
@@ -216,6 +315,7 @@ def test_what_cannot_be_is_refused() -> None:
     messages, _, _ = shown()
     others(messages, peer_bytes=1, alone_bytes=2)
     there, recv, of_ranks = np.array([0]), np.zeros(64, np.uint8), np.zeros(6, np.int64)
+    begun = loaded.Phase(messages, np.zeros(5, np.uint32), 0)
     calls = [
         lambda: loaded.HostMessages(6, [1, 4, 6], 0),
         lambda: loaded.HostMessages(6, [1, 4], 2),
@@ -239,8 +339,12 @@ def test_what_cannot_be_is_refused() -> None:
         lambda: messages.take(0, recv, of_ranks[:5], of_ranks),
         lambda: messages.take_relayed(0, recv, of_ranks, of_ranks[:5]),
         lambda: messages.take_relayed(2, recv, of_ranks, of_ranks),
-        lambda: loaded.Meeting(np.zeros(1, np.uint32), 1, 0),
-        lambda: loaded.Meeting(np.zeros(2, np.uint32), 0, 0),
+        lambda: loaded.Phase(messages, np.zeros(4, np.uint32), 0),
+        lambda: begun.begin(2, np.zeros(18, np.int64), of_ranks, of_ranks, 1, False),
+        lambda: begun.begin(0, np.zeros(17, np.int64), of_ranks, of_ranks, 1, False),
+        lambda: begun.begin(0, np.zeros(18, np.int64), of_ranks[:5], of_ranks, 1, False),
+        lambda: begun.begin(0, np.zeros(18, np.int64), of_ranks, of_ranks[:5], 1, False),
+        lambda: begun.begin(0, np.zeros(18, np.int64), of_ranks, of_ranks, 0, False),
     ]
     for number, call in enumerate(calls):
         try:
@@ -264,9 +368,12 @@ def test_sizes_and_counts_are_those_of_the_definition(seed: int, monkeypatch: py
         at_R, end = sizes.places(bytes_R)
         cleared = room.astype(np.uint8)
         if end >= 0:
-            sizes.clear_padding(cleared, bytes_R)
+            assert sizes.clear_padding(cleared, bytes_R) == end
+        if end > 0:
+            short = cleared[: end - 1].copy()
+            assert sizes.clear_padding(short, bytes_R) == end and np.array_equal(short, cleared[: end - 1])
         counts = np.arange(4)
-        counted = sizes.count_messages(bytes_R, messages, to, crosses_R, int(to[3]), counts)
+        counted = sizes.count_messages(bytes_R, messages, seed % 4 - 1, to, crosses_R, int(to[3]), counts)
         return [at_R.tolist() if end >= 0 else [], end, cleared.tolist(), counts.tolist(), counted]
 
     assert sizes._NATIVE is loaded
@@ -280,12 +387,11 @@ def test_sizes_that_cannot_be_are_refused() -> None:
     calls = [
         lambda: loaded.places(two, UNIT, np.zeros(1, np.int64)),
         lambda: loaded.places(two, 0, np.zeros(2, np.int64)),
-        lambda: loaded.clear_padding(np.zeros(2 * UNIT - 1, np.uint8), two, UNIT),
         lambda: loaded.clear_padding(np.zeros(2 * UNIT, np.uint8), -two, UNIT),
         lambda: loaded.clear_padding(np.zeros(2 * UNIT, np.uint8), two // 2, UNIT),
-        lambda: loaded.count_messages(two, None, np.array([0, 2]), np.zeros(2, np.int64), 0, counts),
-        lambda: loaded.count_messages(two, two[:1], np.array([0, 1]), np.zeros(2, np.int64), 0, counts),
-        lambda: loaded.count_messages(two, None, np.array([0, 1]), np.zeros(2, np.int64), 0, counts[:3]),
+        lambda: loaded.count_messages(two, None, -1, np.array([0, 2]), np.zeros(2, np.int64), 0, counts),
+        lambda: loaded.count_messages(two, two[:1], -1, np.array([0, 1]), np.zeros(2, np.int64), 0, counts),
+        lambda: loaded.count_messages(two, None, -1, np.array([0, 1]), np.zeros(2, np.int64), 0, counts[:3]),
     ]
     for number, call in enumerate(calls):
         with pytest.raises(ValueError, match=r"\w+(\[|: )"):

@@ -16,12 +16,14 @@ constexpr int relay_side = 2;
 // Where each of n consecutive messages begins; returns where the last ends, or -1 where one is below 0, no whole number
 // of units, or the end is beyond what an integer holds.
 int64_t places(const int64_t* bytes, int64_t n, int64_t unit, int64_t* at);
-// Zeros where the padding of such messages can be: the last unit of each. Throws where one is not in the room.
-void clear_padding(uint8_t* room, int64_t room_bytes, const int64_t* bytes, int64_t n, int64_t unit);
+// Zeros where the padding of such messages can be: the last unit of each. Returns where the last ends; beyond the room
+// nothing has been cleared. Throws where one is not empty and has less than a unit.
+int64_t clear_padding(uint8_t* room, int64_t room_bytes, const int64_t* bytes, int64_t n, int64_t unit);
 // Adds bytes and messages to ranks to counts: bytes to this host and to others, messages likewise. Without messages it
-// is one to each that bytes go to. What a rank has for itself is not counted. Returns the bytes that were.
-int64_t count(const int64_t* bytes, const int64_t* messages, const int64_t* to, int64_t n, const int64_t* crosses,
-              int64_t ranks, int64_t rank, int64_t* counts);
+// is one to each that bytes go to; across, if it is not below 0, is how many there are to all of other hosts. What a
+// rank has for itself is not counted. Returns the bytes that were.
+int64_t count(const int64_t* bytes, const int64_t* messages, int64_t across, const int64_t* to, int64_t n,
+              const int64_t* crosses, int64_t ranks, int64_t rank, int64_t* counts);
 
 // How what one host has for another crosses: no byte, one message, one of each rank, one of each rank to each.
 enum class Way : int64_t { nothing, together, peers, alone };
@@ -45,7 +47,8 @@ struct Task {
 
 struct Plan {
   std::vector<Task> sends, receives;
-  bool relayed = false;  // whether anything comes that this host's ranks hand over
+  bool relayed = false;   // whether anything comes that this host's ranks hand over
+  bool by_gates = false;  // and all that crosses, to this host and from it, goes by gates
 };
 
 class HostMessages {
@@ -54,6 +57,10 @@ class HostMessages {
   HostMessages(int64_t ranks, std::vector<int64_t> local, int64_t place);
 
   int64_t ranks() const { return ranks_; }
+  // Ranks of this host, how many of them are gates, and whether this one is.
+  uint32_t here() const { return static_cast<uint32_t>(local_.size()); }
+  uint32_t gates() const { return gates_; }
+  bool gate() const { return gate_; }
   void set_others(OtherHosts others);
   // Shows what is mapped of a side of the rank at a place. Has to stay until another is shown.
   void show(int64_t place, int which, const int64_t* numbers, int64_t n_numbers, const uint8_t* messages,
@@ -90,6 +97,8 @@ class HostMessages {
   Way way(size_t host, int64_t bytes) const;
 
   int64_t ranks_, place_;
+  uint32_t gates_ = 0;
+  bool gate_ = false;
   std::vector<int64_t> local_;
   std::vector<Side> sides_;
   OtherHosts others_{};

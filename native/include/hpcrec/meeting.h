@@ -1,7 +1,8 @@
 // Where the processes of one host meet: a barrier in memory that they share.
 //
-// Knows two words and how many processes there are; not what they meet for. Who waits sleeps in the kernel (futex) and
+// Knows two words; not what processes meet for, nor how many there are. Who waits sleeps in the kernel (futex) and
 // takes no core from those it waits for; where there is a core for each it looks for a while first, which is quicker.
+// How often a meeting was opened is counted by each process too, so that a word which it reads late says nothing wrong.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -10,20 +11,24 @@ namespace hpcrec {
 
 class Meeting {
  public:
-  // words: two, shared by all and 0 before anybody arrives: how many are there, and how often all were.
-  Meeting(uint32_t* words, uint32_t processes, int64_t spin_ns);
-  // This process is there. True: so are all others. False: it has to wait.
-  bool arrive();
-  // Waits until all are there, or so long. True: they are.
+  // words: two, shared by all and 0 before anybody comes: how many are there, and how often it was opened.
+  Meeting(uint32_t* words, int64_t spin_ns);
+  // This process is there and waits for the next opening. True: it is the last of so many, who is to open.
+  bool come(uint32_t processes);
+  // This process waits for the next opening, which others are there for.
+  void expect();
+  // Lets those go who wait.
+  void open();
+  // Whether what this process waits for has come.
+  bool met() const;
+  // Waits for that, or so long. True: it has come.
   bool wait(int64_t limit_ns);
 
  private:
-  bool met() const { return times_->load(std::memory_order_acquire) != before_; }
-
-  std::atomic<uint32_t>*there_, *times_;
-  uint32_t processes_, before_ = 0;
+  std::atomic<uint32_t>*there_, *opened_;
+  uint32_t due_ = 0;  // openings, when what this process waits for has come
   int64_t spin_ns_;
-  bool looked_ = false;  // in this meeting
+  bool looked_ = false;  // for this one
 };
 
 }  // namespace hpcrec
