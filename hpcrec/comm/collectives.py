@@ -135,7 +135,7 @@ class Collectives:
             bytes_R, windows = self._rows_of(send_RM[0].nbytes), self._small_windows
             windows.room(send_RM.nbytes)[:] = np.ascontiguousarray(send_RM).view(np.uint8).reshape(-1)
             with self.lane.inside(tag):
-                windows.begin(bytes_R, bytes_R, crosses=True)
+                windows.begin(bytes_R, bytes_R, by_levels=True)
                 across = self._small_levels.swap(recv_RM.view(np.uint8).reshape(-1), bytes_R, bytes_R)
             self.ledger.add(tag, self._ranks_R, bytes_R, across=across)
             return recv_RM
@@ -181,9 +181,8 @@ class Collectives:
         """
         windows, in_window, self._in_window = self._windows, self._in_window, None
         if self.by_levels and windows is not None and self._levels is not None:
-            if send is not in_window:
-                self._in_windows(windows, send, in_window)
-            sent, received = windows.begin(send_bytes_R, recv_bytes_R, UNIT_BYTES, crosses=True)
+            self._in_windows(windows, send, in_window)
+            sent, received = windows.begin(send_bytes_R, recv_bytes_R, UNIT_BYTES, by_levels=True)
             if not 0 <= min(sent, received) <= max(sent, received) <= _MAX_UNITS * UNIT_BYTES:
                 self._can_move(sent, send_bytes_R, "send")
                 self._can_move(received, recv_bytes_R, "receive")

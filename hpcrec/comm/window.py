@@ -39,7 +39,7 @@ _TOKEN = 1 << 62
 # Numbers before those of the messages: the token, and how many follow; on a cache line of its own, where ranks meet.
 _MEETING, _KNOWN = 8, 16
 _OF_A_RANK = 3
-DONE, MEETS, CROSSES, TAKEN, _LONGER = range(5)  # where a phase halts, as the native module numbers it
+DONE, MEETS, CROSSES, TAKEN, _GREW = range(5)  # where a phase halts, as the native module numbers it
 _LIMIT_NS, _CROWDED_NS = 500_000, 4_000_000
 _NOBODY = 32_000  # a tag that nobody sends by
 _LOOKS_NS = 50_000  # as long as the kernel takes to wake who sleeps
@@ -87,7 +87,6 @@ class Windows:
         self._own = [_Side(numbers) for numbers in heads]
         self._sides: list[list[_Side | _View]] = []  # by place and side
         self._phase: Any = None
-        self._waits = False
         self._limit_ns = _LIMIT_NS
         self._shown: dict[tuple[int, int], int] = {}  # bytes of a side, by place and side, that the native module knows
         self._messages = loaded.HostMessages(comm.size, self.local_L.tolist(), self._place)
@@ -122,8 +121,10 @@ class Windows:
         """Where the next messages are to be written, as long as it has to be."""
         return self._room(self._turn, n_bytes)
 
-    def begin(self, sent_bytes_R: Ints, recv_bytes_R: Ints, unit: int = 1, *, crosses: bool = False) -> tuple[int, int]:
-        """Begins a phase of the messages in this rank's window, which lie behind each other.
+    def begin(
+        self, sent_bytes_R: Ints, recv_bytes_R: Ints, unit: int = 1, *, by_levels: bool = False
+    ) -> tuple[int, int]:
+        """Begins a phase of the messages in this rank's window, which lie behind each other; no other rank sees it yet.
 
         Parameters
         ----------
@@ -131,7 +132,7 @@ class Windows:
             By rank of the communicator: how long the message to it is, and the one from it.
         unit : int
             Of which messages are whole numbers.
-        crosses : bool
+        by_levels : bool
             Whether what is for other hosts goes by ranks of this one (``set_others``).
 
         Returns
@@ -140,10 +141,8 @@ class Windows:
             Where the last message ends, sent and received; below 0 where one is no whole number of units, and then
             nothing has begun.
         """
-        ends = self._phase.begin(self._turn, self._own[self._turn].numbers, sent_bytes_R, recv_bytes_R, unit, crosses)
-        if min(ends) >= 0:
-            self.turn, self._turn = self._turn, (self._turn + 1) % _SIDES
-        return ends
+        self.turn, numbers = self._turn, self._own[self._turn].numbers
+        return self._phase.begin(self.turn, numbers, sent_bytes_R, recv_bytes_R, unit, by_levels)
 
     def go(self, recv: NDArray[np.uint8]) -> int:
         """Goes on with a phase: what the ranks of the host have for this one is copied to ``recv``.
@@ -160,10 +159,10 @@ class Windows:
         HpcrecError
             A neighbour's window has grown and cannot be mapped.
         """
-        while (halt := self._phase.go(recv, self._limit_ns)) == _LONGER:
+        self._turn = (self.turn + 1) % _SIDES
+        while (halt := self._phase.go(recv, self._limit_ns)) == _GREW:
             self._grow(*self._phase.grown())
-        self._waits = halt == MEETS
-        if self._waits:
+        if halt == MEETS:
             self._lets_mpi()
         return int(halt)
 
@@ -183,12 +182,9 @@ class Windows:
 
     def meet(self) -> None:
         """Waits for the ranks of the host."""
-        if self._phase.arrive():
-            return
-        self._waits = True
-        while not self._phase.wait(self._limit_ns):
-            self._lets_mpi()
-        self._waits = False
+        if not self._phase.arrive():
+            while not self._phase.wait(self._limit_ns):
+                self._lets_mpi()
 
     def _lets_mpi(self) -> None:
         # For what MPI does meanwhile, which a probe that finds something leaves out; and a signal is handled.
@@ -258,8 +254,12 @@ class Windows:
         self._show(place, which)
 
     def close(self) -> None:
-        """Gives the memory back; collective over the host."""
-        if not self._waits:  # an error ended a meeting, which would count this rank twice
+        """Gives the memory back; collective over the host.
+
+        Where an error ended a phase, it has to have ended it on all ranks: who is left in one waits for ever. Where it
+        may not have, ``abandon``.
+        """
+        if self._phase.all_are_there():  # else an error ended a meeting, which would count this rank twice
             self.meet()  # a neighbour may be about to look at what has grown
         self.abandon()
 

@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "hpcrec/host_messages.h"
-#include "hpcrec/meeting.h"
 #include "hpcrec/phase.h"
 
 namespace nb = nanobind;
@@ -42,6 +41,7 @@ template <class F> auto copying(int64_t bytes, F&& f) {
   return bytes < small ? f() : without_gil(f);
 }
 
+// Its plan, take and take_relayed are what a phase is made of: bound for tests, which look at each by itself.
 // With the arrays that were shown, which are mapped as long as it is there.
 struct Shown {
   HostMessages messages;
@@ -164,13 +164,13 @@ void bind_host_messages(nb::module_& m) {
           "limit_ns"_a)
       .def(
           "begin",
-          [](Going& self, int side, Out<int64_t> numbers, Ints sends, Ints receives, int64_t unit, bool crosses) {
+          [](Going& self, int side, Out<int64_t> numbers, Ints sends, Ints receives, int64_t unit, bool by_levels) {
             if (size(numbers) < 3 * self.ranks || size(sends) != self.ranks || size(receives) != self.ranks || unit < 1)
               throw std::invalid_argument("numbers, sends, receives: are not as many as they have to be");
-            const auto ends = self.phase.begin(side, numbers.data(), sends.data(), receives.data(), unit, crosses);
+            const auto ends = self.phase.begin(side, numbers.data(), sends.data(), receives.data(), unit, by_levels);
             return std::make_tuple(ends.sent, ends.received);
           },
-          "side"_a, "numbers"_a.noconvert(), "sends"_a, "receives"_a, "unit"_a, "crosses"_a)
+          "side"_a, "numbers"_a.noconvert(), "sends"_a, "receives"_a, "unit"_a, "by_levels"_a)
       .def(
           "go",
           [](Going& self, Bytes recv, int64_t limit_ns) {

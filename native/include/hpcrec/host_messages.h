@@ -3,7 +3,7 @@
 // A rank has two sides, used in turn, with its messages to all ranks and numbers about them: where each begins, how
 // long it is, and how long what comes to it will be. And a third, the relay, with what it has received for ranks of its
 // host and where that begins. Knows ranks, places and bytes, not what they mean; who may read when is the caller's to
-// see to (hpcrec/comm/window.py). Other processes write what is read here: nothing is read outside what was shown.
+// see to (phase.h). Other processes write what is read here: nothing is read outside what was shown.
 #pragma once
 #include <cstddef>
 #include <cstdint>

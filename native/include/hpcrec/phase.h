@@ -4,7 +4,6 @@
 // both meetings at once. Goes as far as it can without waiting; what it halts for is the caller's to see to. Knows
 // ranks and bytes; not MPI, and not who is late.
 #pragma once
-#include <atomic>
 #include <cstdint>
 #include <vector>
 
@@ -21,9 +20,11 @@ enum class Halt : int64_t { done, meets, crosses, taken, grown };
 class Phase {
  public:
   // What the ranks of a host share of their phases: 0 before anybody begins one.
-  static constexpr int64_t words = 5;
+  static constexpr int64_t words = 4;
   // Messages have to stay.
   Phase(HostMessages& messages, uint32_t* words, int64_t spin_ns);
+  Phase(const Phase&) = delete;  // it points to its own meetings
+  Phase& operator=(const Phase&) = delete;
 
   // This rank waits for all of its host, between phases. True: all are there.
   bool arrive();
@@ -34,7 +35,7 @@ class Phase {
   struct Ends {
     int64_t sent, received;
   };
-  Ends begin(int which, int64_t* numbers, const int64_t* sends, const int64_t* receives, int64_t unit, bool crosses);
+  Ends begin(int which, int64_t* numbers, const int64_t* sends, const int64_t* receives, int64_t unit, bool by_levels);
   Halt go(uint8_t* recv, int64_t recv_bytes);
 
   const Plan& plan() const { return plan_; }
@@ -47,17 +48,16 @@ class Phase {
  private:
   enum class Stage { over, arrives, meets, takes, taken, meets_again, takes_relayed };
 
-  void say();
-  void hear();
-  bool crosses() const { return !plan_.sends.empty() || !plan_.receives.empty(); }
+  void announce();
+  void settle();
+  bool has_tasks() const { return !plan_.sends.empty() || !plan_.receives.empty(); }
 
   HostMessages& messages_;
   Meeting first_, through_;  // where all have said where their messages lie; where all that comes to this host is there
-  std::atomic<uint32_t>* by_gates_;  // whether in this phase all that crosses does so by gates
   Meeting* waits_for_ = &first_;
   Stage stage_ = Stage::over;
   int which_ = 0, grown_side_ = 0;
-  bool crosses_ = false, sleeps_through_ = false;
+  bool by_levels_ = false, planned_ = false, sleeps_through_ = false;
   std::vector<int64_t> begins_, receives_;  // of what comes
   Plan plan_;
   int64_t grown_place_ = -1;
