@@ -88,7 +88,7 @@ class Host:
         self.numbers = np.zeros((2, here, 30), np.int64)
         self.room = np.zeros((2, here, 4096), np.uint8)
         self.noted, self.relay = np.zeros((here, 10), np.int64), np.zeros((here, 16384), np.uint8)
-        # Of a phase: whether by levels, and bytes a rank has for each [L, 10] and gets from it, some of them large or 0.
+        # Of a phase: whether by levels; bytes a rank has for each [L, 10] and gets from it, some of them large or 0.
         rng = np.random.default_rng(seed)
         self.levels = rng.random(n_phases) < 0.7
         most = rng.choice([1, 3, 8, 20, 40], (n_phases, 1, 1))
