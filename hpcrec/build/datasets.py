@@ -7,6 +7,8 @@ from pathlib import Path
 from hpcrec.config import Config
 from hpcrec.data import layout
 from hpcrec.data.agreement import difference
+from hpcrec.data.carried import carried
+from hpcrec.data.origin import other_origin
 from hpcrec.data.reader import DataSet
 from hpcrec.errors import ConfigError, DataError, HpcrecError
 
@@ -17,7 +19,7 @@ def open_datasets(config: Config) -> dict[str, DataSet]:
     Raises
     ------
     ConfigError
-        Two of them have not the same columns.
+        Two of them have not the same columns, or values became ids in other ways.
     DataError
         One is not there, cannot be understood, or has no samples.
     UnreadableError
@@ -49,7 +51,10 @@ def try_datasets(config: Config) -> tuple[dict[str, DataSet], list[HpcrecError]]
             wrong.append(error)
             continue
         train = found.get("train")
-        differs = None if train is None else difference(dataset, train) or _names(dataset, train)
+        differs = None
+        if train is not None:
+            origins = other_origin(Path(path).parent, Path(config.data.train).parent)
+            differs = difference(dataset, train) or _names(dataset, train) or origins
         if differs is None:
             found[name] = dataset
         else:
@@ -69,13 +74,14 @@ def refuse_other_columns(config: Config, data: str) -> None:
     Raises
     ------
     ConfigError
-        It has not the same columns.
+        It has not the same columns, or values became ids in another way.
     DataError, UnreadableError
         As of ``open_datasets``.
     """
     trained = replace(config, data=replace(config.data, validation=None, test=None))
     with open_datasets(trained)["train"] as train, DataSet(data) as dataset:
-        differs = difference(dataset, train)
+        known = carried(Path(config.run.folder)) or Path(config.data.train).parent
+        differs = difference(dataset, train) or other_origin(Path(data).parent, known)
     if differs is not None:
         raise ConfigError(
             f"--data ({data}) has {differs[0]}, but the run was trained on {config.data.train}, which has "
