@@ -53,8 +53,8 @@ def try_datasets(config: Config) -> tuple[dict[str, DataSet], list[HpcrecError]]
         train = found.get("train")
         differs = None
         if train is not None:
-            origins = other_origin(Path(path).parent, Path(config.data.train).parent)
-            differs = difference(dataset, train) or _names(dataset, train) or origins
+            folders = Path(path).parent, Path(config.data.train).parent
+            differs = difference(dataset, train) or _names(dataset, train) or other_origin(*folders)
         if differs is None:
             found[name] = dataset
         else:

@@ -191,7 +191,7 @@ class Levels:
     def _received(self, tasks: Sequence[Task], recv: NDArray[np.uint8], recv_bytes_R: Ints) -> list[_Coming]:
         """Begins to receive what comes to this rank, for its host or itself: requests, bytes of each, and who sends."""
         found, relays = list[_Coming](), list[tuple[int, int, int, int]]()
-        recv_at_R = np.cumsum(recv_bytes_R) - recv_bytes_R if any(how == ALONE for _, how, _ in tasks) else recv_bytes_R
+        recv_at_R = np.cumsum(recv_bytes_R) - recv_bytes_R
         for host, how, n_bytes in tasks:
             pair = self._pairs[host]
             if how == ALONE:

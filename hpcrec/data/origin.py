@@ -15,6 +15,7 @@ from hpcrec.again import is_there, read_again
 from hpcrec.data.carried import MAP, VOCABULARY
 from hpcrec.data.hdf5 import open_hdf5
 from hpcrec.data.layout import CHECKSUM_ATTRIBUTE
+from hpcrec.errors import DataError
 
 # Of a column, what says nothing of what a value becomes: where it stands in a table, how it is cut, what a vocabulary
 # leaves out, which its values tell.
@@ -67,7 +68,11 @@ def _origins(folder: Path) -> _Origins:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}  # no map of a preparation's: 'hpcrec data verify' says so
     if is_there(folder / VOCABULARY):
-        for name, values in read_again(folder / VOCABULARY, lambda: _vocabularies(folder / VOCABULARY)).items():
+        try:
+            vocabularies = read_again(folder / VOCABULARY, lambda: _vocabularies(folder / VOCABULARY))
+        except DataError:
+            return {}  # damaged: no run needs it, and 'hpcrec data verify' says so
+        for name, values in vocabularies.items():
             if ("sparse", name) in found:
                 found["sparse", name]["vocabulary"] = values
     return found

@@ -242,7 +242,8 @@ def test_a_report_names_the_level_that_a_rank_waits_at(monkeypatch) -> None:
     parallel_assert(world.by_levels)
     late, sizes = comm.size - 1, np.full(comm.size, 64)
     world.main.alltoallv(np.zeros(64 * comm.size, np.uint8), sizes, sizes.copy(), "ids")
-    parallel_assert(world.main.lane.hop.number in (BEFORE, AFTER) and world.main.lane.waiting == 0)
+    hops = (BEFORE, AFTER) if comm.rank % 2 else (AFTER,)  # who is no gate may have slept through both meetings
+    parallel_assert(world.main.lane.hop.number in hops and world.main.lane.waiting == 0)
     if comm.rank == late:
         time.sleep(2.5)
     world.main.alltoallv(np.zeros(64 * comm.size, np.uint8), sizes, sizes.copy(), "values")

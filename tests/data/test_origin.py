@@ -9,17 +9,17 @@ import pytest
 import hpcrec
 from hpcrec.build.datasets import open_datasets, refuse_other_columns
 from hpcrec.config import validate
-from hpcrec.data.carried import FOLDER, MAP, carry
+from hpcrec.data.carried import FOLDER, MAP, VOCABULARY, carry
 from hpcrec.data.origin import other_origin
 from hpcrec.errors import ConfigError
 
-VOCABULARY = {"ids": "vocabulary"}
+BY_COUNT = {"ids": "vocabulary"}
 
 
 def prepared(folder: Path, sites: list[str], **more: Any) -> Path:
     table = folder.with_suffix(".csv")
     table.write_text("click,age,site\n" + "".join(f"{n % 2},{n / 4},{sites[n % len(sites)]}\n" for n in range(40)))
-    options = {"labels": "click", "dense": {"age": {}}, "sparse": {"site": VOCABULARY}, **more}
+    options = {"labels": "click", "dense": {"age": {}}, "sparse": {"site": BY_COUNT}, **more}
     hpcrec.prepare(table, folder, split="order:0.7,0,0.3", **options)
     return folder
 
@@ -60,6 +60,12 @@ def test_a_map_that_is_none_says_nothing(folder: Path, tmp_path: Path) -> None:
     for said in ("{", "[]", json.dumps({"identity": {"table": {"sparse": [], "dense": {}}}})):
         (tmp_path / MAP).write_text(said)
         assert other_origin(tmp_path, folder / "one") is None
+
+
+def test_a_vocabulary_that_is_damaged_stops_no_run(folder: Path, tmp_path: Path) -> None:
+    for name in (MAP, VOCABULARY):
+        (tmp_path / name).write_bytes((folder / "other" / name).read_bytes()[: -100 if name == VOCABULARY else None])
+    assert other_origin(tmp_path, folder / "one") is None
 
 
 def test_they_are_refused_where_columns_agree(folder: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 //
 // Knows two words; not what processes meet for, nor how many there are. Who waits sleeps in the kernel (futex) and
 // takes no core from those it waits for; where there is a core for each it looks for a while first, which is quicker.
-// How often a meeting was opened is counted by each process too, so that a word which it reads late says nothing wrong.
+// Each process counts the openings that it waits for itself, for it may come again before it has seen the last one.
 #pragma once
 #include <atomic>
 #include <cstdint>
