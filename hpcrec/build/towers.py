@@ -35,6 +35,8 @@ class PlannedTowers:
         F of them, in the order of the matrices.
     strength_FF, cosine_FF : float64 [F, F]
         ``training.pair_signals``.
+    near_FF : float64 [F, F]
+        The signal that towers were found by: the larger, the nearer.
     towers : list of list of str
     found : FoundTowers
     steps : int
@@ -44,6 +46,7 @@ class PlannedTowers:
     features: tuple[str, ...]
     strength_FF: NDArray[np.float64]
     cosine_FF: NDArray[np.float64]
+    near_FF: NDArray[np.float64]
     towers: list[list[str]]
     found: FoundTowers
     steps: int
@@ -101,6 +104,7 @@ def plan_towers(
         features=features,
         strength_FF=strength_FF,
         cosine_FF=cosine_FF,
+        near_FF=near_FF,
         towers=found.features(families),
         found=found,
         steps=steps,

@@ -22,7 +22,7 @@ def towers() -> None:
 @towers.command(
     short_help="Train a flat model for a short while and print towers.",
     epilog=examples(
-        "hpcrec towers plan my.toml --towers 4 --out towers.toml",
+        "hpcrec towers plan my.toml --towers 4 --out towers.toml --page towers.html",
         "hpcrec run -n 4 -- towers plan my.toml --towers 8 --steps 2000 --set train.batch_size=8192",
     ),
 )
@@ -54,6 +54,9 @@ def towers() -> None:
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the search for clusters.")
 @click.option("--out", type=Target, help="TOML file to write, with model.options.towers; else it is printed.")
+@click.option(
+    "--page", type=Target, help="HTML file to write: a picture of the pairs of features, and the towers' loads."
+)
 def plan(
     config: Path,
     overrides: Sequence[str],
@@ -64,11 +67,12 @@ def plan(
     uneven: float,
     seed: int,
     out: Path | None,
+    page: Path | None,
 ) -> None:
     """Train a DLRM on the data of the TOML file CONFIG for some steps, and print which features belong together.
 
-    Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Nothing is saved but what --out names. Features
-    that share a table are in one tower.
+    Runs on one rank; start it by 'hpcrec run', mpirun or srun for more. Nothing is saved but what --out and --page
+    name. Features that share a table are in one tower.
     """
     from hpcrec.comm.start import start
 
@@ -92,6 +96,13 @@ def plan(
     else:
         out.write_text(text)
         click.echo(f"{out}: {n_towers} towers; put its lines into the configuration of the run.")
+    if page is not None:
+        from hpcrec.report_page.towers import write_towers
+
+        about = {"configuration": str(config), "signal": signal, "steps": str(found.steps), "seed": str(seed)}
+        about["less even than was asked for"] = found.found.reason
+        write_towers(page, found.features, found.near_FF, found.towers, found.found.loads_TL, about)
+        click.echo(f"{page}: the picture", err=out is None)
     for line in _told(found):
         click.echo(line, err=True)
 

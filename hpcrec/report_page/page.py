@@ -1,22 +1,20 @@
 """Writes the report page: what is on it, filled into the template, with its script and style inside the one file.
 
-Names of features, runs and metrics are anybody's: the template escapes all text, and curves are JSON that no text in it
-can end early. Knows how a page is put together; what is on it comes from ``sections``, ``curves`` and ``compare``.
+Curves are JSON that no text in it can end early. Knows how a page is put together; what is on it comes from
+``sections``, ``curves`` and ``compare``.
 """
 
-import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from hpcrec.data.files import write_text
 from hpcrec.errors import DataError
 from hpcrec.report_page.compare import differences
 from hpcrec.report_page.curves import BYTES, RATE, SPEED, TRAINING, Chart, Curve, charts_of, thinned
+from hpcrec.report_page.filled import filled_in, texts
 from hpcrec.report_page.folder import Ran, of_ended
 from hpcrec.report_page.sections import Section, Table, sections_of
 from hpcrec.training import report
@@ -28,8 +26,6 @@ from hpcrec.training.times import WAITS_FOR, steps_of
 from hpcrec.units import format_bytes, format_duration
 
 FILE = "report.html"
-_HERE = Path(__file__).parent
-_STYLES = ("uplot/uPlot.min.css", "page.css")
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "page.js")
 _TILES = 3  # metrics among the large figures, at most
 _TONES = {"finished": "good", "stopped": "wait", "failed": "bad", "cut off": "bad"}
@@ -117,9 +113,8 @@ def write_page(runs: Sequence[Ran], path: Path) -> Path:
 
 def page(runs: Sequence[Ran]) -> str:
     """The page of some runs, as text; raises as ``write_page``."""
-    styles, scripts = _texts(_STYLES), [_texts([name]) for name in _SCRIPTS]
     try:
-        return _template().render(_shown(runs), style=styles, scripts=scripts)
+        return filled_in("runs.html", {**_shown(runs), "scripts": [texts([name]) for name in _SCRIPTS]})
     except (AttributeError, IndexError, OverflowError, KeyError, TypeError, ValueError) as error:
         raise DataError(
             f"{', '.join(str(run.folder) for run in runs)}: files hold something else than this release of hpcrec "
@@ -145,24 +140,6 @@ def _shown(runs: Sequence[Ran]) -> dict[str, Any]:
         "overview": _overview(views) if several else None,
         "differences": _differences(runs) if several else [],
     }
-
-
-@functools.cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_HERE),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-    )
-    environment.policies["json.dumps_kwargs"] = {"separators": (",", ":"), "allow_nan": False}
-    return environment.get_template("template.html")
-
-
-def _texts(names: Sequence[str]) -> str:
-    return "\n".join((_HERE / name).read_text(encoding="utf-8") for name in names)
 
 
 # ---- a run -----------------------------------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ def test_features_of_one_table_are_in_one_tower_and_what_cannot_be_planned_is_re
 
 def test_the_command_writes_what_a_run_reads(tmp_path: Path) -> None:
     prepare_synthetic(tmp_path, samples=3000, seed=2, spec=planted(HOW, 2))
-    file, out = tmp_path / "my.toml", tmp_path / "towers.toml"
+    file, out, page = tmp_path / "my.toml", tmp_path / "towers.toml", tmp_path / "towers.html"
     file.write_text(to_toml(config_of(tmp_path)))
     line = [
         sys.executable,
@@ -96,7 +96,7 @@ def test_the_command_writes_what_a_run_reads(tmp_path: Path) -> None:
         "--batches",
         "2",
     ]
-    for more in (["--out", str(out)], []):
+    for more in (["--out", str(out), "--page", str(page)], []):
         done = subprocess.run([*line, *more], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         assert "tower 0: " in done.stderr and "of an even share" in done.stderr
@@ -105,6 +105,7 @@ def test_the_command_writes_what_a_run_reads(tmp_path: Path) -> None:
         towers = make_options(model["name"], model["options"]).towers
         assert sorted(name for tower in towers for name in tower) == [f"f{n}" for n in range(9)] and len(towers) == 2
         assert "They are less even" not in done.stderr
+    assert "<h1>2 towers of 9 features</h1>" in page.read_text() and "nearest f" in page.read_text()
     assert (
         "less even than was asked for: features are even to 1"
         in subprocess.run([*line, "--uneven", "0.05"], capture_output=True, text=True, timeout=200).stderr

@@ -5,6 +5,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from hpcrec.embedding.load import Load
 from hpcrec.training.timer import Times
 from hpcrec.training.times import times_of
@@ -69,3 +71,14 @@ def write_run(
     if summary is not None:
         (folder / "summary.json").write_text(json.dumps(summary))
     return folder
+
+
+def planned(n_features: int, n_towers: int, name: str = "f") -> tuple[Any, ...]:
+    """What ``write_towers`` draws: towers of every so many features, near 1 inside and 0.25 between them."""
+    tower_F = np.arange(n_features) % n_towers
+    names = [f"{name}{f}" for f in range(n_features)]
+    near_FF = np.where(tower_F[:, None] == tower_F[None], 1.0, 0.25)
+    np.fill_diagonal(near_FF, 7.0)  # what a feature is to itself says nothing
+    towers = [names[first::n_towers] for first in range(n_towers)]
+    loads_TL = np.tile([1.0, 0.9, 1.1], (n_towers, 1))
+    return names, near_FF, towers, loads_TL, {"signal": "interactions", "reason": ""}

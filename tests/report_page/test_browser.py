@@ -10,8 +10,9 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from hpcrec.report_page.folder import Ran, read_run
 from hpcrec.report_page.page import write_page
+from hpcrec.report_page.towers import write_towers
 from tests.counts import keep_counts
-from tests.report_page.made import HOSTILE, lines_of, summary_of, write_run
+from tests.report_page.made import HOSTILE, lines_of, planned, summary_of, write_run
 from tests.training.test_telemetry import summary
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
@@ -73,9 +74,11 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     def read(run: Path) -> Ran:
         return read_run(run, HOSTILE if run == other else run.name, lambda _: "running")
 
+    write_towers(folder / "towers.html", *planned(16, 4, HOSTILE + "_without_a_break" * 8))
     runs = {"large": [large], "several": [large, other, open_run], "open": [open_run], "failed": [failed]}
     runs["many"] = [large, other] * 4
-    return {name: write_page([read(run) for run in of], folder / f"{name}.html") for name, of in runs.items()}
+    found = {name: write_page([read(run) for run in of], folder / f"{name}.html") for name, of in runs.items()}
+    return {**found, "towers": folder / "towers.html"}
 
 
 @pytest.fixture
@@ -110,7 +113,7 @@ def fits(page: Page, **about: Any) -> None:
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("name", ["large", "several", "many", "open", "failed"])
+@pytest.mark.parametrize("name", ["large", "several", "many", "open", "failed", "towers"])
 def test_it_fits_says_nothing_and_asks_for_nothing(
     pages: dict[str, Path], opened: Any, name: str, width: int, theme: str
 ) -> None:
@@ -121,7 +124,7 @@ def test_it_fits_says_nothing_and_asks_for_nothing(
     page.wait_for_timeout(100)
     fits(page, **about, unfolded=True)
     painted = page.evaluate(PAINTED)
-    assert len(painted) == page.locator("[data-chart]").count() == (0 if name == "failed" else 7)
+    assert len(painted) == page.locator("[data-chart]").count() == (0 if name in ("failed", "towers") else 7)
     assert all(colors > 3 for colors in painted)
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(20, 24, 29)"}[theme]

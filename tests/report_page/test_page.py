@@ -306,5 +306,14 @@ def test_a_wheel_has_what_the_page_is_made_of(tmp_path: Path) -> None:
     subprocess.run([*line, "-q", "-w", tmp_path], check=True)
     (wheel,) = tmp_path.glob("*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("hpcrec/report_page/")}
-    parts = ("template.html", "page.css", "page.js", "uplot/uPlot.iife.min.js", "uplot/uPlot.min.css", "uplot/LICENSE")
+    parts = (
+        "base.html",
+        "runs.html",
+        "towers.html",
+        "page.css",
+        "page.js",
+        "uplot/uPlot.iife.min.js",
+        "uplot/uPlot.min.css",
+        "uplot/LICENSE",
+    )
     assert {f"hpcrec/report_page/{part}" for part in parts} <= names
