@@ -3,7 +3,7 @@
     python benchmarks/towers.py [--parts NAMES] [--quick] [--json FILE] [--cluster DIR] [--data DIR] [--cache DIR]
 
 ``speed``      a step across emulated hosts (``towers_parts/speed_part.py``)
-``planted``, ``share``, ``towers``, ``short``, ``codecs`` and ``movielens``
+``planted``, ``share``, ``towers``, ``long``, ``codecs`` and ``movielens``
                AUC (``towers_parts/quality_part.py``)
 ``partition``  towers that are found (``towers_parts/partition_part.py``)
 

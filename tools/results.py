@@ -60,7 +60,7 @@ PARTS = {
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "towers": "speed",
-    **{f"towers_{part}": part for part in ("planted", "share", "towers", "short", "codecs", "partition")},
+    **{f"towers_{part}": part for part in ("planted", "share", "towers", "long", "codecs", "partition")},
     "towers_movielens": "movielens --data DIR",
     "first_hour": "causes",
     **{f"first_hour_{part}": part for part in ("init", "newcomer", "mistakes", "blocks", "page")},

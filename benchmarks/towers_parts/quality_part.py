@@ -2,7 +2,7 @@
 
 16 features of 40 ids in 4 planted groups of 4, latent rank 8, width 16; each pair of features has a weight of its own,
 sign included, and a share of the interactions' variance lies between groups. A seed is one of the data and of the run,
-of 12 million samples (three epochs); rows have the attainable AUC beside flat's, and
+of 6 million samples (an epoch and a half); rows have the attainable AUC beside flat's, and
 ``towers.flat_below_attainable`` is how far flat is below it: intervals of gaps say little where it has not learned.
 Rates of rows and of dense parameters are those of ``RATES`` with the best AUC of a seed that nothing else uses
 (``at_edge`` where that is the least or the largest of them), for each kind of arm by itself: ``flat``, towers (at ratio
@@ -19,8 +19,8 @@ t.
               ``towers.largest_cross_share.r<r>`` is the largest share up to which the lower end is above the margin
 ``towers``    2 to 16 towers, r = 2, 8, 16, 3 seeds, DLRM: a table. Fewer towers than groups have two groups each, more
               have a part of one
-``short``     as ``planted``, of a third of the samples, by which flat has learned less of what is between groups: no
-              claim
+``long``      as ``planted``, of twice the samples, at r = 4 over 4 of the seeds, DLRM, by the rates of ``planted``: a
+              table, by which to judge whether gaps shrink or grow where models learn for longer
 ``codecs``    over 4 ranks of this machine, 3 of the seeds: flat DLRM by ``bf16``, and by ``dct`` of vectors at two
               densities, beside the same seeds' towers and narrow rows at r = 4: AUC, and bytes that cross between ranks
 ``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds of the
@@ -43,7 +43,7 @@ from towers_parts.trained import Case, Data, Kept, gap
 WIDTH, SHARE, RATIO = 16, 0.05, 4
 RATIOS = (2, 4, 8)
 SEEDS, PILOT = tuple(range(1, 9)), 100
-STEPS, SHORT = 6000, 2000  # of 2,048 samples
+STEPS, LONG = 3000, 6000  # of 2,048 samples
 SHARES = (0.0, 0.02, 0.05, 0.2, 1.0)
 MARGIN = {"planted": 0.0005, "movielens": 0.001}
 RATES = tuple((rows, dense) for rows in (1e-3, 2e-3, 5e-3) for dense in (1e-3, 3e-3, 1e-2))
@@ -52,7 +52,7 @@ MODELS = {
     "dmt_dcn": ("dcn", "hidden=[128, 64]"),
 }
 ML_STEPS = 1200  # three epochs
-PARTS = ("planted", "share", "towers", "short", "codecs", "movielens")
+PARTS = ("planted", "share", "towers", "long", "codecs", "movielens")
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,11 @@ FLAT = Arm("flat", "flat", "dmt_dlrm")
 
 
 class Measured:
-    """AUC of arms, by rates that are theirs."""
+    """AUC of arms of so many steps, by rates that are theirs: the best of ``tried`` steps, by default of as many."""
 
-    def __init__(self, kept: Kept, pilot: Data, pilot_towers: Towers, steps: int) -> None:
-        self._kept, self._pilot, self._towers, self._steps = kept, pilot, pilot_towers, steps
+    def __init__(self, kept: Kept, pilot: Data, pilot_towers: Towers, steps: int, tried: int | None = None) -> None:
+        self._kept, self._pilot, self._towers = kept, pilot, pilot_towers
+        self._steps, self._tried = steps, tried or steps
         self._rates: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def case(self, arm: Arm, seed: int, more: Sequence[str] = (), ranks: int = 1) -> Case:
@@ -95,7 +96,7 @@ class Measured:
         if (arm.kind, arm.model) not in self._rates:
             tried = Arm("", arm.kind, arm.model, RATIO, self._towers)
             settings = [(f"embedding.optimizer.lr={a}", f"dense.optimizer.lr={b}") for a, b in RATES]
-            cases = [Case((*tried.settings(self._steps), *some), PILOT) for some in settings]
+            cases = [Case((*tried.settings(self._tried), *some), PILOT) for some in settings]
             self._kept.run(self._pilot, cases)
             found = [self._kept.auc(self._pilot, case) for case in cases]
             self._rates[arm.kind, arm.model] = settings[max(range(len(found)), key=found.__getitem__)]
@@ -120,10 +121,15 @@ def measure(cache: Path, files: Path, part: str, *, quick: bool) -> tuple[list[R
     if part == "movielens":
         return movielens(kept, files, quick=quick)
     pilot = Planted(SHARE, PILOT)
-    steps = SHORT if part == "short" else STEPS
-    measured = Measured(kept, pilot, pilot.groups, 100 if quick else steps)
-    if part in ("planted", "short"):
-        return on_planted(measured, part, SEEDS[:2] if quick else SEEDS, tuple(MODELS)[: 1 if quick else None])
+    if part == "long":
+        longer = Measured(kept, pilot, pilot.groups, *((200, 100) if quick else (LONG, STEPS)))
+        return on_planted(longer, part, SEEDS[: 2 if quick else 4], tuple(MODELS)[:1], (RATIO,)), []
+    measured = Measured(kept, pilot, pilot.groups, 100 if quick else STEPS)
+    if part == "planted":
+        models = tuple(MODELS)[: 1 if quick else None]
+        rows = on_planted(measured, part, SEEDS[:2] if quick else SEEDS, models, RATIOS)
+        of = {model: [row for row in rows if row["model"] == model] for model in models}
+        return rows, [one for model, some in of.items() for one in claims_of(some, part, model)]
     if part == "share":
         return by_share(measured, SHARES[:2] if quick else SHARES, SEEDS[: 2 if quick else 5])
     if part == "towers":
@@ -202,18 +208,14 @@ def _learned(own: Row, data: str, model: str) -> list[Row]:
 
 
 def on_planted(
-    measured: Measured, part: str, seeds: Sequence[int], models: Sequence[str]
-) -> tuple[list[Row], list[Row]]:
+    measured: Measured, part: str, seeds: Sequence[int], models: Sequence[str], ratios: Sequence[int]
+) -> list[Row]:
     """Towers that are planted, at a share of 5 %."""
-    rows, claims = list[Row](), list[Row]()
-    each = [(seed, Planted(SHARE, seed)) for seed in seeds]
+    rows, each = list[Row](), [(seed, Planted(SHARE, seed)) for seed in seeds]
     for model in models:
-        found = measured.auc((seed, data, arms_of(model, data.groups)) for seed, data in each)
-        about = {"part": part, "model": model, **rates_of(measured, model)}
-        mine = lines(about, found, RATIOS)
-        rows += mine
-        claims += claims_of(mine, "planted", model) if part == "planted" else []
-    return rows, claims
+        found = measured.auc((seed, data, arms_of(model, data.groups, ratios)) for seed, data in each)
+        rows += lines({"part": part, "model": model, **rates_of(measured, model)}, found, ratios)
+    return rows
 
 
 def by_share(measured: Measured, shares: Sequence[float], seeds: Sequence[int]) -> tuple[list[Row], list[Row]]:
