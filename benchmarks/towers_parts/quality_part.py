@@ -4,9 +4,9 @@
 sign included, and a share of the interactions' variance lies between groups. A seed is one of the data and of the run,
 of 6 million samples (an epoch and a half); rows have the attainable AUC beside flat's, and
 ``towers.flat_below_attainable`` is how far flat is below it: intervals of gaps say little where it has not learned.
-Rates of rows and of dense parameters are those of ``RATES`` with the best AUC of a seed that nothing else uses
-(``at_edge`` where that is the least or the largest of them), for each kind of arm by itself: ``flat``, towers (at ratio
-4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross
+Rates of rows and of dense parameters are those of ``RATES`` than which no next ones have a better AUC, of a seed that
+nothing else uses (``at_edge`` where one is the least or the largest of all), for each kind of arm by itself: ``flat``,
+towers (at ratio 4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross
 hosts as of towers of ratio r, or more. A gap is the mean difference over seeds, its interval the 95 % one of Student's
 t.
 
@@ -46,7 +46,8 @@ SEEDS, PILOT = tuple(range(1, 9)), 100
 STEPS, LONG = 3000, 6000  # of 2,048 samples
 SHARES = (0.0, 0.02, 0.05, 0.2, 1.0)
 MARGIN = {"planted": 0.0005, "movielens": 0.001}
-RATES = tuple((rows, dense) for rows in (1e-3, 2e-3, 5e-3) for dense in (1e-3, 3e-3, 1e-2))
+RATES = ((5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2), (3e-4, 1e-3, 3e-3, 1e-2))  # of rows, of dense parameters
+FIRST = (3, 1)  # where the search for them begins
 MODELS = {
     "dmt_dlrm": ("dlrm", "bottom=[64], top=[128, 64]"),
     "dmt_dcn": ("dcn", "hidden=[128, 64]"),
@@ -79,6 +80,19 @@ class Arm:
 FLAT = Arm("flat", "flat", "dmt_dlrm")
 
 
+def _settings(place: tuple[int, int]) -> tuple[str, ...]:
+    """Of rates at a place in ``RATES``."""
+    rows, dense = (rates[at] for rates, at in zip(RATES, place, strict=True))
+    return (f"embedding.optimizer.lr={rows}", f"dense.optimizer.lr={dense}")
+
+
+def _next_to(place: tuple[int, int]) -> list[tuple[int, int]]:
+    """Those beside it, one rate as it is."""
+    rows, dense = place
+    beside = [(rows - 1, dense), (rows + 1, dense), (rows, dense - 1), (rows, dense + 1)]
+    return [at for at in beside if all(0 <= n < len(rates) for n, rates in zip(at, RATES, strict=True))]
+
+
 class Measured:
     """AUC of arms of so many steps, by rates that are theirs: the best of ``tried`` steps, by default of as many."""
 
@@ -92,15 +106,21 @@ class Measured:
         return Case((*arm.settings(self._steps), *self.rates(arm), *more), seed, ranks)
 
     def rates(self, arm: Arm) -> tuple[str, ...]:
-        """The best of an arm's kind."""
+        """The best of an arm's kind: those that no next ones are better than."""
         if (arm.kind, arm.model) not in self._rates:
-            tried = Arm("", arm.kind, arm.model, RATIO, self._towers)
-            settings = [(f"embedding.optimizer.lr={a}", f"dense.optimizer.lr={b}") for a, b in RATES]
-            cases = [Case((*tried.settings(self._tried), *some), PILOT) for some in settings]
-            self._kept.run(self._pilot, cases)
-            found = [self._kept.auc(self._pilot, case) for case in cases]
-            self._rates[arm.kind, arm.model] = settings[max(range(len(found)), key=found.__getitem__)]
+            best = FIRST
+            while (better := self._best(arm, [best, *_next_to(best)])) != best:
+                best = better
+            self._rates[arm.kind, arm.model] = _settings(best)
         return self._rates[arm.kind, arm.model]
+
+    def _best(self, arm: Arm, tried: Sequence[tuple[int, int]]) -> tuple[int, int]:
+        """Of these places in ``RATES``; the first of equal ones."""
+        own = Arm("", arm.kind, arm.model, RATIO, self._towers).settings(self._tried)
+        cases = [Case((*own, *_settings(place)), PILOT) for place in tried]
+        self._kept.run(self._pilot, cases)
+        found = [self._kept.auc(self._pilot, case) for case in cases]
+        return tried[max(range(len(found)), key=found.__getitem__)]
 
     def auc(self, runs: Iterable[tuple[int, Data, Sequence[Arm]]]) -> dict[str, list[float]]:
         """By name of an arm, seed by seed; what is run are arms on data, by a seed."""
@@ -170,9 +190,7 @@ def rates_of(measured: Measured, model: str) -> Row:
         rates = measured.rates(Arm("", kind, model))
         found[name] = " ".join(rates)
         values = [float(rate.rpartition("=")[2]) for rate in rates]
-        grid = [sorted({rate[axis] for rate in RATES}) for axis in range(2)]
-        edges = [v in (g[0], g[-1]) for v, g in zip(values, grid, strict=True)]
-        found[f"{name}_at_edge"] = any(edges)
+        found[f"{name}_at_edge"] = any(v in (of[0], of[-1]) for v, of in zip(values, RATES, strict=True))
     return found
 
 
