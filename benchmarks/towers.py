@@ -1,10 +1,12 @@
 """Models with towers beside flat ones: what they gain in time across hosts, and what they cost in AUC.
 
     python benchmarks/towers.py [--parts NAMES] [--quick] [--json FILE] [--cluster DIR] [--data DIR] [--cache DIR]
+        [--picture FILE]
 
 ``speed``      a step across emulated hosts (``towers_parts/speed_part.py``)
-``planted``, ``share``, ``towers``, ``long``, ``codecs`` and ``movielens``
+``planted``, ``share``, ``towers``, ``long`` and ``movielens``
                AUC (``towers_parts/quality_part.py``)
+``codecs``     both, of towers, narrow rows, and codecs of flat models (``towers_parts/codecs_part.py``)
 ``partition``  towers that are found (``towers_parts/partition_part.py``)
 
 Runs whose AUC is known to the cache are not run again: take another one for another product. The JSON of each part but
@@ -14,9 +16,9 @@ the first lies beside it, as <FILE>_<part>.
 from pathlib import Path
 
 from _report import ROOT, asked, finish, options
-from towers_parts import partition_part, quality_part, speed_part
+from towers_parts import codecs_part, partition_part, quality_part, speed_part
 
-PARTS = ("speed", *quality_part.PARTS, "partition")
+PARTS = ("speed", *quality_part.PARTS, "codecs", "partition")
 
 
 def main() -> None:
@@ -24,11 +26,15 @@ def main() -> None:
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="folder of MovieLens' files")
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "towers", help="data sets, and what runs found")
+    parser.add_argument("--picture", type=Path, help="SVG that part codecs draws, by matplotlib")
     arguments = parser.parse_args()
     cache = arguments.cache / "quick" if arguments.quick else arguments.cache
     for part, path in asked(parser, arguments, PARTS):
         if part == "speed":
             rows, claims = speed_part.measure(cache, arguments.cluster, quick=arguments.quick)
+        elif part == "codecs":
+            rows = codecs_part.measure(cache, arguments.cluster, arguments.picture, quick=arguments.quick)
+            claims = []
         elif part == "partition":
             rows, claims = partition_part.measure(cache, quick=arguments.quick)
         else:

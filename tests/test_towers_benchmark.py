@@ -22,7 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 sys.path[:0] = [str(BENCHMARKS)]
 from levels_parts import arms  # noqa: E402 - of the benchmark, which is no package
 from on_ranks import launch  # noqa: E402
-from towers_parts import data, partition_part, quality_part, speed_part, trained  # noqa: E402
+from towers_parts import codecs_part, data, partition_part, quality_part, speed_part, trained  # noqa: E402
 
 del sys.path[:1]
 
@@ -75,7 +75,7 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     def local(jobs: list[dict[str, Any]], ranks: int, bound: bool) -> Any:
         for job in jobs:
             ran.append(job)
-            yield {"auc": 0.5 + 0.1 * len(ran), "logloss": 0.6, "bytes_TRR": np.ones((9, 2, 2)).tolist()}
+            yield {"auc": 0.5 + 0.1 * len(ran), "logloss": 0.6}
 
     monkeypatch.setattr(launch, "local", local)
 
@@ -92,7 +92,7 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     again = trained.Kept(tmp_path)
     assert [again.auc(of, case) for case in cases] == [kept.auc(of, case) for case in cases] and len(ran) == 2
     again.run(of, [trained.Case(("train.steps=2",), 2)])
-    assert len(ran) == 3 and again.row(of, cases[0])["bytes"] == 4.0  # two tags, between two ranks
+    assert len(ran) == 3 and ran[0]["ranks_a_host"] == 1
 
 
 def test_a_ratio_holds_by_both_intervals() -> None:
@@ -161,3 +161,37 @@ def test_a_line_has_the_bound_by_its_definition() -> None:
     assert (row["c"], row["k"], row["q"]) == (0.75, 0.8, 4.0)
     assert row["bound"] == pytest.approx(1 / (0.25 * 0.8 + 0.75 / 4)) and row["faster"] == pytest.approx(3.2)
     assert row["of_bound"] == pytest.approx(3.2 / row["bound"])
+
+
+def test_rates_are_sought_until_no_next_ones_are_better() -> None:
+    class Found:
+        """AUC that are highest at rows' fifth rate and the first of dense parameters."""
+
+        def __init__(self) -> None:
+            self.runs = list[tuple[int, int]]()
+
+        def run(self, _: Any, cases: Any) -> None:
+            self.runs += [self.place(case) for case in cases]
+
+        def auc(self, _: Any, case: Any) -> float:
+            rows, dense = self.place(case)
+            return 1 - abs(rows - 4) / 10 - dense / 10
+
+        def place(self, case: Any) -> tuple[int, int]:
+            values = [float(text.partition("lr=")[2]) for text in case.settings if "lr=" in text]
+            rows, dense = (of.index(value) for of, value in zip(quality_part.RATES, values, strict=True))
+            return rows, dense
+
+    found, pilot = Found(), data.Planted(0.05, 100)
+    measured = quality_part.Measured(found, pilot, pilot.groups, 10, 10)  # type: ignore[arg-type]
+    assert measured.rates(quality_part.FLAT) == ("embedding.optimizer.lr=0.01", "dense.optimizer.lr=0.0003")
+    assert set(found.runs) < {(a, b) for a in range(6) for b in range(4)} and found.runs[0] == quality_part.FIRST
+    unsought = quality_part.Measured(found, pilot, pilot.groups, 10, 0)  # type: ignore[arg-type]
+    assert unsought.rates(quality_part.FLAT) == ("embedding.optimizer.lr=0.005", "dense.optimizer.lr=0.001")
+
+
+def test_what_is_timed_beside_codecs_are_towers_at_their_place() -> None:
+    of = codecs_part.settings_of(data.Planted(0.05, 1).groups)
+    assert [name for name, (_, more) in of.items() if "exchange.form=partial" in more] == ["r2", "r4", "r8"]
+    assert [name for name, (_, more) in of.items() if not more] == ["fp32", "narrow 2", "narrow 4", "narrow 8"]
+    assert len(of) == 10

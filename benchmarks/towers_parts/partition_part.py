@@ -31,7 +31,7 @@ SIGNALS = ("interactions", "coherent", "diverse")
 def measure(cache: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, and claims."""
     kept, pilot = Kept(cache), Planted(SHARE, PILOT)
-    measured = Measured(kept, pilot, pilot.groups, 100 if quick else STEPS)
+    measured = Measured(kept, pilot, pilot.groups, *((100, 0) if quick else (STEPS, STEPS)))
     rows, found = list[Row](), dict[str, list[float]]()
     for seed in SEEDS[: 2 if quick else 5]:
         data = Planted(SHARE, seed)

@@ -6,9 +6,9 @@ of 6 million samples (an epoch and a half); rows have the attainable AUC beside 
 ``towers.flat_below_attainable`` is how far flat is below it: intervals of gaps say little where it has not learned.
 Rates of rows and of dense parameters are those of ``RATES`` than which no next ones have a better AUC, of a seed that
 nothing else uses (``at_edge`` where one is the least or the largest of all), for each kind of arm by itself: ``flat``,
-towers (at ratio 4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross
-hosts as of towers of ratio r, or more. A gap is the mean difference over seeds, its interval the 95 % one of Student's
-t.
+towers (at ratio 4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r, of which as many
+bytes cross hosts as of towers of ratio r, or more. A gap is the mean difference over seeds, its interval the 95 % one
+of Student's t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
               lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
@@ -21,8 +21,6 @@ t.
               have a part of one
 ``long``      as ``planted``, of twice the samples, at r = 4 over 4 of the seeds, DLRM, by the rates of ``planted``: a
               table, by which to judge whether gaps shrink or grow where models learn for longer
-``codecs``    over 4 ranks of this machine, 3 of the seeds: flat DLRM by ``bf16``, and by ``dct`` of vectors at two
-              densities, beside the same seeds' towers and narrow rows at r = 4: AUC, and bytes that cross between ranks
 ``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds of the
               split and of the run, no share; margin 0.001
 """
@@ -33,7 +31,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from _report import claim
 from des_parts.cells import Row, show
@@ -53,7 +50,7 @@ MODELS = {
     "dmt_dcn": ("dcn", "hidden=[128, 64]"),
 }
 ML_STEPS = 1200  # three epochs
-PARTS = ("planted", "share", "towers", "long", "codecs", "movielens")
+PARTS = ("planted", "share", "towers", "long", "movielens")
 
 
 @dataclass(frozen=True)
@@ -94,11 +91,11 @@ def _next_to(place: tuple[int, int]) -> list[tuple[int, int]]:
 
 
 class Measured:
-    """AUC of arms of so many steps, by rates that are theirs: the best of ``tried`` steps, by default of as many."""
+    """AUC of arms of so many steps, by rates that are theirs: the best of ``tried`` steps; of 0 they are not sought."""
 
-    def __init__(self, kept: Kept, pilot: Data, pilot_towers: Towers, steps: int, tried: int | None = None) -> None:
+    def __init__(self, kept: Kept, pilot: Data, pilot_towers: Towers, steps: int, tried: int) -> None:
         self._kept, self._pilot, self._towers = kept, pilot, pilot_towers
-        self._steps, self._tried = steps, tried or steps
+        self._steps, self._tried = steps, tried
         self._rates: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def case(self, arm: Arm, seed: int, more: Sequence[str] = (), ranks: int = 1) -> Case:
@@ -109,7 +106,7 @@ class Measured:
         """The best of an arm's kind: those that no next ones are better than."""
         if (arm.kind, arm.model) not in self._rates:
             best = FIRST
-            while (better := self._best(arm, [best, *_next_to(best)])) != best:
+            while self._tried and (better := self._best(arm, [best, *_next_to(best)])) != best:
                 best = better
             self._rates[arm.kind, arm.model] = _settings(best)
         return self._rates[arm.kind, arm.model]
@@ -142,9 +139,9 @@ def measure(cache: Path, files: Path, part: str, *, quick: bool) -> tuple[list[R
         return movielens(kept, files, quick=quick)
     pilot = Planted(SHARE, PILOT)
     if part == "long":
-        longer = Measured(kept, pilot, pilot.groups, *((200, 100) if quick else (LONG, STEPS)))
+        longer = Measured(kept, pilot, pilot.groups, *((200, 0) if quick else (LONG, STEPS)))
         return on_planted(longer, part, SEEDS[: 2 if quick else 4], tuple(MODELS)[:1], (RATIO,)), []
-    measured = Measured(kept, pilot, pilot.groups, 100 if quick else STEPS)
+    measured = Measured(kept, pilot, pilot.groups, *((100, 0) if quick else (STEPS, STEPS)))
     if part == "planted":
         models = tuple(MODELS)[: 1 if quick else None]
         rows = on_planted(measured, part, SEEDS[:2] if quick else SEEDS, models, RATIOS)
@@ -152,9 +149,7 @@ def measure(cache: Path, files: Path, part: str, *, quick: bool) -> tuple[list[R
         return rows, [one for model, some in of.items() for one in claims_of(some, part, model)]
     if part == "share":
         return by_share(measured, SHARES[:2] if quick else SHARES, SEEDS[: 2 if quick else 5])
-    if part == "towers":
-        return by_towers(measured, SEEDS[: 1 if quick else 3]), []
-    return by_codec(kept, measured, SEEDS[: 1 if quick else 3]), []
+    return by_towers(measured, SEEDS[: 1 if quick else 3]), []
 
 
 def arms_of(model: str, towers: Towers, ratios: Sequence[int] = RATIOS) -> list[Arm]:
@@ -279,41 +274,13 @@ def cut(groups: Towers, n_towers: int) -> Towers:
     return tuple(tuple(names[first : first + size]) for first in range(0, len(names), size))
 
 
-def by_codec(kept: Kept, measured: Measured, seeds: Sequence[int]) -> list[Row]:
-    """Flat DLRM by codecs over 4 ranks, and what crosses a step."""
-    model, ranks = "dmt_dlrm", 4
-    codecs: dict[str, tuple[str, ...]] = {"fp32": (), "bf16": ("exchange.codec=bf16",)}
-    for density in (0.25, 0.125):
-        dct = ("exchange.codec=dct", "exchange.dct.threshold=vector", f"exchange.dct.density={density}")
-        codecs[f"dct, density {density:g}"] = dct
-    rows = []
-    found: dict[str, list[dict[str, Any]]] = {name: [] for name in codecs}
-    for seed in seeds:
-        data = Planted(SHARE, seed)
-        cases = {name: measured.case(FLAT, seed, more, ranks) for name, more in codecs.items()}
-        for arm in arms_of(model, data.groups, (RATIO,)):
-            if arm.name != "flat":
-                cases[arm.name] = measured.case(arm, seed, (), ranks)
-        kept.run(data, cases.values())
-        for name, case in cases.items():
-            found.setdefault(name, []).append(kept.row(data, case))
-    flat = [row["auc"] for row in found["fp32"]]
-    for name, of in found.items():
-        row: Row = {"part": "codecs", "arm": name, "ranks": ranks, "seeds": len(seeds)}
-        row |= {"auc": statistics.mean(one["auc"] for one in of), "kb_a_step": 1e-3 * of[0]["bytes"]}
-        row["gap"] = row["auc"] - statistics.mean(flat)
-        rows.append(row)
-        show(row)
-    return rows
-
-
 def movielens(kept: Kept, files: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Real users and films, in two towers."""
     pilot = MovieLens(files, PILOT)
     if not (files / "ml1m_pairs_934k.csv.gz").exists():
         print(f"movielens: skipped, there are no pairs in {files}; --data names the folder that has them", flush=True)
         return [], []
-    measured = Measured(kept, pilot, pilot.groups, 100 if quick else ML_STEPS)
+    measured = Measured(kept, pilot, pilot.groups, *((100, 0) if quick else (ML_STEPS, ML_STEPS)))
     rows, claims = list[Row](), list[Row]()
     each = [(seed, MovieLens(files, seed)) for seed in SEEDS[: 2 if quick else None]]
     for model in MODELS:

@@ -126,12 +126,12 @@ def line(model: str, shape: str, ratio: int, rate: str, found: Mapping[str, Mapp
     return row
 
 
-def enough(found: Mapping[str, Row]) -> None:
+def enough(found: Mapping[str, Row], ranks: int = RANKS) -> None:
     """Ends where a host sends so little in a phase of values or gradients that much of it passes unshaped."""
     for name, row in found.items():
         for tag in ("values", "gradients"):
             bytes_RR = np.array(row["bytes_TRR"])[TAGS.index(tag)]
-            host_R = np.arange(len(bytes_RR)) // RANKS
+            host_R = np.arange(len(bytes_RR)) // ranks
             far_R = (bytes_RR * (host_R[:, None] != host_R[None, :])).sum(axis=1)
             least = float(np.bincount(host_R, far_R).min())
             if least < 20 * BURST_BYTES:

@@ -22,7 +22,6 @@ from on_ranks import launch
 from scipy import stats
 
 from hpcrec import models
-from hpcrec.comm.ledger import TAGS
 from hpcrec.data import layout
 
 CONFIG = Path(__file__).resolve().parent / "quality.toml"
@@ -48,7 +47,7 @@ class Data(Protocol):
 
 @dataclass(frozen=True)
 class Case:
-    """A run: settings, as ``section.key=value``, seed, and ranks."""
+    """A run: settings, as ``section.key=value``, seed, and ranks, each of which takes itself for a host."""
 
     settings: tuple[str, ...]
     seed: int
@@ -62,7 +61,7 @@ class Case:
         """Of ``on_ranks.rank.train``."""
         files = (f"data.train={folder / 'train.h5'}", f"data.validation={folder / 'test.h5'}")
         settings = [*files, f"train.seed={self.seed}", *self.settings]
-        return {"kind": "train", "config": str(CONFIG), "settings": settings, "evaluate": True}
+        return {"kind": "train", "config": str(CONFIG), "settings": settings, "evaluate": True, "ranks_a_host": 1}
 
 
 class Kept:
@@ -92,7 +91,7 @@ class Kept:
                     )
 
     def row(self, data: Data, case: Case) -> dict[str, float]:
-        """``auc``, ``logloss``, ``attainable`` AUC, and ``bytes`` a step of values and gradients between ranks."""
+        """``auc``, ``logloss``, and ``attainable`` AUC."""
         self.run(data, [case])
         return self._found[case.key(data.name)]
 
@@ -107,17 +106,11 @@ class Kept:
         with h5py.File(folder / "test.h5") as file:
             attainable = float(file.attrs.get(layout.ATTAINABLE_ATTRIBUTE, math.nan))
         for case, said in zip(cases, launch.local(jobs, ranks=cases[0].ranks, bound=False), strict=True):
-            n_bytes = sum(_between(said["bytes_TRR"][TAGS.index(tag)]) for tag in ("values", "gradients"))
-            row = {"key": case.key(data.name), "auc": said["auc"], "logloss": said["logloss"], "bytes": n_bytes}
-            row["attainable"] = attainable
+            row = {"key": case.key(data.name), "auc": said["auc"], "logloss": said["logloss"], "attainable": attainable}
             with self._lock, self._path.open("a") as out:
                 out.write(json.dumps(row) + "\n")
                 self._found[row["key"]] = row
             print(f"{data.name} {' '.join(case.settings)} seed {case.seed}: {said['auc']:.5f}", flush=True)
-
-
-def _between(bytes_RR: Sequence[Sequence[float]]) -> float:
-    return sum(n for a, row in enumerate(bytes_RR) for b, n in enumerate(row) if a != b)
 
 
 def gap(own: Sequence[float], other: Sequence[float]) -> dict[str, Any]:
