@@ -46,9 +46,9 @@ class TowerOptions:
     ratio : float
         How many times fewer elements a tower gives than it is given, at least; everything counts that it gives.
     columns : int or None
-        Width of the vectors that towers give; None: half of ``width``, or as many as the smallest tower may give one
-        vector of; with ``products`` beside numbers of at most half of what it may give; of ``identity`` all of
-        ``width``.
+        Width of the vectors that towers give; None: of those from a quarter to half of ``width`` by which the fewest of
+        the elements that towers may give are left over, the largest; fewer where the smallest tower may not give a
+        vector of so many; of ``identity`` all of ``width``.
     mixed : int
         Vectors that module ``linear`` makes of each feature's.
     module_layers : int
@@ -138,7 +138,7 @@ class Towers(RecModel):
         self.features_of = _dealt(options, list(of))
         inside = {name for tower in self.features_of for name in tower}
         self.outside_of = tuple(name for name in of if name not in inside)
-        self.columns = options.columns or _columns(options, width, min(map(len, self.features_of)))
+        self.columns = options.columns or _columns(options, width, [len(tower) for tower in self.features_of])
         how: Any = {"mixed": options.mixed, "layers": options.module_layers, "folder": folder}
         self._each: list[TowerModule] = [
             make_module(options.module, len(tower), width, self.columns, options.ratio, **how)
@@ -254,14 +254,23 @@ class DMTDCN(Towers):
         return as_logits(self.head(self.deep(crossed_BX)))
 
 
-def _columns(options: TowerOptions, width: int, smallest: int) -> int:
-    """Of the vectors of towers, the smallest of which has so many features."""
+def _columns(options: TowerOptions, width: int, sizes: Sequence[int]) -> int:
+    """Of the vectors of towers of so many features."""
     if options.module == "identity":
         return width
     mixed = options.mixed if options.module == "linear" else 0
-    elements = math.floor(smallest * width / options.ratio)
-    numbers = min(smallest * (smallest - 1) // 2, elements // 2) if options.module == "products" else 0
-    return max(1, min(width // 2, (elements - numbers) // max(1, mixed * smallest)))
+    elements = [math.floor(size * width / options.ratio) for size in sizes]
+    numbers = [
+        min(size * (size - 1) // 2, given // 2) if options.module == "products" else 0
+        for size, given in zip(sizes, elements, strict=True)
+    ]
+    vectors = [given - sent for given, sent in zip(elements, numbers, strict=True)]
+    room = min(given // max(1, mixed * size) for given, size in zip(vectors, sizes, strict=True))
+    most = max(1, min(width // 2, room))
+    if ":" in options.module:
+        return most
+    least = max(1, min(most, width // 4))
+    return min(range(most, least - 1, -1), key=lambda columns: sum(n % columns for n in vectors))
 
 
 def tower_name(number: int) -> str:

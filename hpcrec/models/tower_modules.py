@@ -71,7 +71,8 @@ class Linear(TowerModule):
 class Products(TowerModule):
     """Projections of all vectors together, and beside them the dot products of all pairs at full width.
 
-    Products are sent as numbers; where there are more than are to be sent, an affine map makes so many of them.
+    Products are sent as numbers, at most half of the elements; where there are more than are to be sent, an affine map
+    makes so many of them.
     """
 
     def __init__(self, n_vectors: int, width: int, columns: int, projections: int, numbers: int) -> None:
@@ -155,7 +156,7 @@ def make_module(
         return _own(find(name, folder), name, n_vectors, width, columns, elements)
     kept = mixed * n_vectors if name == "linear" else 0
     n_pairs = n_vectors * (n_vectors - 1) // 2
-    numbers = max(0, min(n_pairs, elements - columns)) if name == "products" else 0
+    numbers = max(0, min(n_pairs, elements // 2, elements - columns)) if name == "products" else 0
     projections = (elements - numbers) // columns - kept
     if projections < 0 or projections + kept == 0:
         raise ConfigError(

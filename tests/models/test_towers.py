@@ -80,6 +80,7 @@ def by_definition(name: str, made: Any, vectors_FN: np.ndarray) -> np.ndarray:
         ("linear", 1, {"columns": 2, "ratio": 2, "mixed": 2}, (2, 0)),
         ("products", 4, {"columns": 4, "ratio": 2}, (2, 6)),  # 16 elements: 6 products, 2 vectors, 2 left over
         ("products", 4, {"columns": 4, "ratio": 4}, (1, 4)),  # 8: fewer than there are pairs
+        ("products", 4, {"columns": 1, "ratio": 4}, (4, 4)),  # no more numbers than half of them
         ("products", 2, {"columns": 8, "ratio": 2}, (1, 0)),
         ("products", 1, {"columns": 4, "ratio": 1}, (2, 0)),
         ("cross", 3, {"columns": 3, "ratio": 3, "layers": 2}, (2, 0)),
@@ -144,6 +145,23 @@ def test_what_towers_there_are_and_what_is_outside() -> None:
     assert not naive.outside_of and len(naive.map) == 0
     some = build("dmt_dlrm", {**SMALL["dlrm"], "towers": [["user", "item", "tag"]], "columns": 3})
     assert len(some.map) == 3, "vectors outside have another width than towers give"
+
+
+@pytest.mark.parametrize(
+    ("how", "columns", "elements"),
+    [
+        ({"towers": [NAMES[:4]], "ratio": 4}, 5, 16),  # 6 products leave 10 of 16: 8 columns would leave 2 over
+        ({"towers": [NAMES[:4]], "ratio": 8}, 4, 8),
+        ({"towers": [NAMES[:4], NAMES[4:]], "ratio": 2}, 5, 31 + 16),  # of 32 and 16: 26 and 15 beside the products
+        ({"towers": [NAMES[:4]], "ratio": 4, "module": "cross"}, 8, 16),
+        ({"towers": [NAMES[:4]], "ratio": 4, "module": "linear", "mixed": 1}, 4, 16),
+        ({"towers": [NAMES[:1], NAMES[1:]], "ratio": 8, "module": "cross"}, 2, 2 + 10),  # as many as the smallest may
+        ({"towers": [NAMES[:2]], "ratio": 1, "module": "identity"}, 16, 32),
+    ],
+)
+def test_columns_are_those_that_leave_fewest_elements_over(how: dict[str, Any], columns: int, elements: int) -> None:
+    model = build("dmt_dcn", {**SMALL["dcn"], **how}, width=16)
+    assert model.columns == columns and sum(tower.elements for tower in model.towers) == elements
 
 
 @pytest.mark.parametrize("name", ["linear", "products", "cross"])
