@@ -275,6 +275,31 @@ def test_a_module_that_does_not_build_leaves_nothing(tmp_path: Path) -> None:
     assert not list((native.folder / ".cache" / "hpcrec" / "native").iterdir())
 
 
+def test_a_wheel_takes_the_module_that_is_kept_and_compiles_it_where_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "native").mkdir()
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "native" / "CMakeLists.txt", tmp_path / "native")
+    kept, stub = tmp_path / "kept", tmp_path / "tools" / "native.sh"
+    kept.mkdir()
+    (kept / "_native.abi.so").write_text("kept")
+
+    def configured(last: str) -> subprocess.CompletedProcess[str]:
+        stub.write_text(f'#!/bin/sh\necho "$@" > called\n{last}\n')
+        stub.chmod(0o755)
+        shutil.rmtree(tmp_path / "build", ignore_errors=True)
+        line = ["cmake", "-S", "native", "-B", "build", "-DHPCREC_CACHED=ON", f"-DPython_EXECUTABLE={sys.executable}"]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+
+    done = configured(f"echo {kept}")
+    assert done.returncode == 0, done.stderr
+    subprocess.run(["cmake", "--install", "build", "--prefix", "out"], cwd=tmp_path, check=True, timeout=60)
+    assert (tmp_path / "out" / "hpcrec" / "_native.abi.so").read_text() == "kept"
+    assert "The C" not in done.stdout, "no compiler was looked for"
+    failed = configured("exit 3")
+    assert "tools/native.sh ended with 3: the module is compiled here, and not kept" in " ".join(failed.stderr.split())
+    assert "The CXX compiler identification" in failed.stdout
+
+
 def test_kernels_of_gpus_need_nvcc(tmp_path: Path) -> None:
     native = Native(tmp_path)
     done = native.asked("native", "cuda")

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Prints folders with the binaries of native modules, one for each that is named, and builds those that are not there
 # yet. They are kept outside the checkout, keyed by all that they depend on: sources, compiler, instructions of this
-# machine, Python's ABI. Needs the active virtual environment with the requirements.
+# machine, Python's ABI. Needs the active virtual environment with the requirements; pip's own is one.
 #   tools/native.sh BUILD_FOLDER MODULE...     of native, cuda (nvcc on the path) and emulated (cuda on the host, for tests)
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -34,6 +34,7 @@ for module in "$@"; do
     read -ra more <<< "${CMAKE_ARGS:-}"
     if ! { cmake -S native -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v python)" \
              -DHPCREC_EMULATED=ON -DHPCREC_CUDA="$([ "$module" = cuda ] && echo ON || echo OFF)" "${more[@]}" \
+             -DHPCREC_CACHED=OFF \
            && cmake --build "$build" --target "_$module"; } > "$log" 2>&1
     then
       tail -25 "$log" >&2
