@@ -10,21 +10,22 @@ planned twice.
 """
 
 import statistics
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from _report import claim, hpcrec
+from _report import claim
 from des_parts.cells import Row, show
 from towers_parts.data import Planted, Towers
+from towers_parts.planned import planned
 from towers_parts.quality_part import PILOT, SEEDS, SHARE, STEPS, Arm, Measured
-from towers_parts.trained import CONFIG, Kept, gap
+from towers_parts.trained import Kept, gap
 
 from hpcrec.plan.towers import adjusted_rand
 
 RATIO, N_TOWERS, PLAN_STEPS, MODEL = 8, 4, 700, "dmt_dlrm"
 BLOCKS = 22  # of 65,536 samples: each of a plan's is seen once
+UNEVEN = 0.15
 SIGNALS = ("interactions", "coherent", "diverse")
 
 
@@ -60,22 +61,16 @@ def claims(rows: Sequence[Row], found: Mapping[str, Sequence[float]]) -> list[Ro
     return [
         claim("towers.rand_index", statistics.mean(row["rand_interactions"] for row in rows), seeds, ">= 0.9"),
         claim("towers.partition_gain_interval", min(gains), f"of AUC at r = {RATIO}, lower end", "> 0"),
-        claim("towers.uneven", max(row["uneven"] for row in rows), "of an even share", "<= 0.15"),
+        claim("towers.uneven", max(row["uneven"] for row in rows), "of an even share", f"<= {UNEVEN}"),
     ]
 
 
 def plans(data: Planted, cache: Path, steps: int, *, again: bool) -> dict[str, Towers]:
     """Towers by each signal; with ``again`` seen to be the same a second time."""
-    found = {}
+    found = dict[str, Towers]()
     with data.files(cache / "plans", blocks=(BLOCKS, 1)) as folder:
         for signal in (*SIGNALS, *(SIGNALS[:1] if again else ())):
-            out = folder / "towers.toml"
-            out.unlink(missing_ok=True)
-            words = ["--towers", str(N_TOWERS), "--steps", str(steps), "--signal", signal, "--out", str(out)]
-            settings = [f"data.train={folder / 'train.h5'}", f"train.seed={data.seed}"]
-            hpcrec("towers", "plan", str(CONFIG), *words, *(f"--set={setting}" for setting in settings))
-            towers = tomllib.loads(out.read_text())["model"]["options"]["towers"]
-            mine = tuple(map(tuple, towers))
+            mine = planned(folder, N_TOWERS, steps, data.seed, signal=signal, uneven=UNEVEN)
             assert found.get(signal, mine) == mine, f"{data.name}: the same seed gave other towers"
             found[signal] = mine
     return found

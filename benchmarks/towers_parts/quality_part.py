@@ -22,19 +22,22 @@ of Student's t.
 ``long``      as ``planted``, of twice the samples, at r = 4 over 4 of the seeds, DLRM, by the rates of ``planted``: a
               table, by which to judge whether gaps shrink or grow where models learn for longer
 ``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds of the
-              split and of the run, no share; margin 0.001
+              split and of the run, no share; margin 0.001. The towers are those that ``hpcrec towers plan`` finds on
+              the seed of the rates, however uneven, for the history has most of the lookups; beside them ``sides``, a
+              tower of what is known of users and one of films
 """
 
 import itertools
 import math
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from _report import claim
 from des_parts.cells import Row, show
 from towers_parts.data import MovieLens, Planted, Towers, as_option
+from towers_parts.planned import planned
 from towers_parts.trained import Case, Data, Kept, gap
 
 WIDTH, SHARE, RATIO = 16, 0.05, 4
@@ -49,7 +52,7 @@ MODELS = {
     "dmt_dlrm": ("dlrm", "bottom=[64], top=[128, 64]"),
     "dmt_dcn": ("dcn", "hidden=[128, 64]"),
 }
-ML_STEPS = 1200  # three epochs
+ML_STEPS, ML_PLAN_STEPS, ML_UNEVEN = 1200, 400, 0.95  # three epochs; and one
 PARTS = ("planted", "share", "towers", "long", "movielens")
 
 
@@ -280,12 +283,19 @@ def movielens(kept: Kept, files: Path, *, quick: bool) -> tuple[list[Row], list[
     if not (files / "ml1m_pairs_934k.csv.gz").exists():
         print(f"movielens: skipped, there are no pairs in {files}; --data names the folder that has them", flush=True)
         return [], []
-    measured = Measured(kept, pilot, pilot.groups, *((100, 0) if quick else (ML_STEPS, ML_STEPS)))
+    with pilot.files(kept.cache) as folder:
+        towers = planned(folder, 2, 40 if quick else ML_PLAN_STEPS, PILOT, uneven=ML_UNEVEN)
+    print(f"movielens: towers {as_option(towers)}", flush=True)
+    measured = Measured(kept, pilot, towers, *((100, 0) if quick else (ML_STEPS, ML_STEPS)))
     rows, claims = list[Row](), list[Row]()
     each = [(seed, MovieLens(files, seed)) for seed in SEEDS[: 2 if quick else None]]
+    sides = [Arm(f"sides {r}", "towers", "", r, pilot.groups) for r in RATIOS]
     for model in MODELS:
-        found = measured.auc((seed, data, arms_of(model, data.groups)) for seed, data in each)
-        mine = lines({"part": "movielens", "model": model, **rates_of(measured, model)}, found, RATIOS)
-        rows += mine
+        arms = [*arms_of(model, towers), *(replace(arm, model=model) for arm in sides)]
+        found = measured.auc((seed, data, arms) for seed, data in each)
+        about = {"part": "movielens", "model": model, **rates_of(measured, model)}
+        mine = lines({**about, "towers": "planned"}, found, RATIOS)
         claims += claims_of(mine, "movielens", model) if not quick else []
+        by_side = found | {f"r{r}": found[f"sides {r}"] for r in RATIOS}
+        rows += [*mine, *lines({**about, "towers": "sides"}, by_side, RATIOS)]
     return rows, claims
