@@ -39,6 +39,9 @@ class PlannedTowers:
         The signal that towers were found by: the larger, the nearer.
     towers : list of list of str
     found : FoundTowers
+    inside, inside_any : float
+        Share of the signal, over all pairs of features, that is of pairs inside a tower; and that of towers whose loads
+        may be any.
     steps : int
         Of the short run.
     """
@@ -49,6 +52,8 @@ class PlannedTowers:
     near_FF: NDArray[np.float64]
     towers: list[list[str]]
     found: FoundTowers
+    inside: float
+    inside_any: float
     steps: int
 
 
@@ -99,7 +104,13 @@ def plan_towers(
         near_FF = {"interactions": strength_FF, "coherent": cosine_FF, "diverse": 1 - cosine_FF}[signal]
         distance_FF = _between(near_FF, features, families)
         # on one rank, for a solver's time is not the same everywhere
-        found = on_root(main, lambda: find_towers(distance_FF, families, n_towers, most_uneven=most_uneven, seed=seed))
+        found, free = on_root(
+            main,
+            lambda: [
+                find_towers(distance_FF, families, n_towers, most_uneven=bound, seed=seed)
+                for bound in (most_uneven, float(n_towers))
+            ],
+        )
     return PlannedTowers(
         features=features,
         strength_FF=strength_FF,
@@ -107,6 +118,8 @@ def plan_towers(
         near_FF=near_FF,
         towers=found.features(families),
         found=found,
+        inside=_inside(near_FF, features, found.features(families)),
+        inside_any=_inside(near_FF, features, free.features(families)),
         steps=steps,
     )
 
@@ -165,3 +178,12 @@ def _between(
     distance = 1 - near / (most if most > 0 else 1.0)
     np.fill_diagonal(distance, 0)
     return np.maximum((distance + distance.T) / 2, 0)
+
+
+def _inside(near_FF: NDArray[np.float64], features: tuple[str, ...], towers: list[list[str]]) -> float:
+    """Share of the signal of all pairs that is of pairs inside a tower; 1 where there is none."""
+    tower_of = {name: number for number, tower in enumerate(towers) for name in tower}
+    number_F = np.array([tower_of[name] for name in features])
+    pairs_FF = near_FF * ~np.eye(len(features), dtype=bool)
+    every = float(pairs_FF.sum())
+    return float((pairs_FF * (number_F[:, None] == number_F)).sum()) / every if every > 0 else 1.0

@@ -100,6 +100,7 @@ def plan(
         from hpcrec.report_page.towers import write_towers
 
         about = {"configuration": str(config), "signal": signal, "steps": str(found.steps), "seed": str(seed)}
+        about["signal inside towers"] = _inside(found)
         about["less even than was asked for"] = found.found.reason
         write_towers(page, found.features, found.near_FF, found.towers, found.found.loads_TL, about)
         click.echo(f"{page}: the picture", err=out is None)
@@ -131,4 +132,12 @@ def _told(found: "PlannedTowers") -> list[str]:
     for number, (names, (_, n_bytes, ids)) in enumerate(zip(found.towers, found.found.loads_TL.tolist(), strict=True)):
         even = f"of an even share {100 * n_bytes:.0f} % of bytes, {100 * ids:.0f} % of lookups"
         lines.append(f"tower {number}: {len(names)} features; {even}")
+    lines.append(f"of the signal of all pairs of features {_inside(found)}")
     return [*lines, *([f"They are less even than was asked for: {found.found.reason}."] if found.found.reason else [])]
+
+
+def _inside(found: "PlannedTowers") -> str:
+    """How much of the signal is inside towers, and could be."""
+    share, most = round(100 * found.inside), round(100 * max(found.inside, found.inside_any))
+    more = f"; {most} % would be, were towers of any loads: raise --uneven for these" if most > share else ""
+    return f"{share} % is inside towers{more}"

@@ -52,6 +52,7 @@ def test_planted_groups_are_found_on_any_number_of_ranks(folder: Path) -> None:
         names = sorted(group_of)
         assert adjusted_rand([tower_of[n] for n in names], [group_of[n] for n in names]) == 1.0, found.towers
         assert found.towers[0][0] == "f0" and not found.found.reason
+        assert found.inside == found.inside_any > 0.8
         everyone = MPI.COMM_WORLD.allgather((found.towers, found.strength_FF.tobytes()))
         assert all(one == everyone[0] for one in everyone)
         assert (np.diag(found.cosine_FF) > 0.9).all()
@@ -65,6 +66,12 @@ def test_features_of_one_table_are_in_one_tower_and_what_cannot_be_planned_is_re
     shared = config_of(folder, embedding={"share": {"f8": "f0", "f4": "f0"}})
     found = plan_towers(shared, 3, steps=5, batches=3, most_uneven=0.5)
     with on_every_rank():
+        pairs = [(a, b) for a in range(9) for b in range(9) if a != b]
+        of = {f"f{n}": tower for tower in found.towers for n in range(9) if f"f{n}" in tower}
+        at = {name: f for f, name in enumerate(found.features)}
+        near = {(a, b): found.near_FF[at[f"f{a}"], at[f"f{b}"]] for a, b in pairs}
+        inside = sum(near[a, b] for a, b in pairs if f"f{b}" in of[f"f{a}"])
+        np.testing.assert_allclose(found.inside, inside / sum(near.values()), rtol=1e-12)
         (tower,) = [tower for tower in found.towers if "f0" in tower]
         assert {"f0", "f4", "f8"} <= set(tower)
     with pytest.raises(ConfigError, match="8 of them are asked for, of 7 families of tables"):
@@ -100,6 +107,7 @@ def test_the_command_writes_what_a_run_reads(tmp_path: Path) -> None:
         done = subprocess.run([*line, *more], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         assert "tower 0: " in done.stderr and "of an even share" in done.stderr
+        assert " % is inside towers" in done.stderr
         text = out.read_text() if more else done.stdout
         model = tomllib.loads(text)["model"]
         towers = make_options(model["name"], model["options"]).towers
