@@ -4,7 +4,7 @@
         [--picture FILE]
 
 ``speed``      a step across emulated hosts (``towers_parts/speed_part.py``)
-``planted``, ``share``, ``towers``, ``long`` and ``movielens``
+``planted``, ``share``, ``towers``, ``long``, ``movielens`` and ``criteo``
                AUC (``towers_parts/quality_part.py``)
 ``codecs``     both, of towers, narrow rows, and codecs of flat models (``towers_parts/codecs_part.py``)
 ``partition``  towers that are found (``towers_parts/partition_part.py``)
@@ -24,7 +24,9 @@ PARTS = ("speed", *quality_part.PARTS, "codecs", "partition")
 def main() -> None:
     parser = options(__doc__, PARTS)
     parser.add_argument("--cluster", type=Path, default=ROOT / "../shared/cluster", help="scripts of emulated hosts")
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="folder of MovieLens' files")
+    parser.add_argument(
+        "--data", type=Path, default=ROOT / "../shared/data", help="folder of MovieLens' files and of Criteo's sample"
+    )
     parser.add_argument("--cache", type=Path, default=ROOT / "build" / "towers", help="data sets, and what runs found")
     parser.add_argument("--picture", type=Path, help="SVG that part codecs draws, by matplotlib")
     arguments = parser.parse_args()

@@ -61,7 +61,7 @@ PARTS = {
     **{f"losses_{part}": part for part in ("node", "speed")},
     "towers": "speed",
     **{f"towers_{part}": part for part in ("planted", "share", "towers", "long", "codecs", "partition")},
-    "towers_movielens": "movielens --data DIR",
+    **{f"towers_{part}": f"{part} --data DIR" for part in ("movielens", "criteo")},
     "first_hour": "causes",
     **{f"first_hour_{part}": part for part in ("init", "newcomer", "mistakes", "blocks", "page")},
     "times": "cost",

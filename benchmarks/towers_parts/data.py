@@ -4,7 +4,7 @@
 made once for each seed, in a cache; it is made of pairs, to which ``des_parts.shapes`` adds pairs that are none: a half
 of each user's pairs, drawn at random, is the user's history (at most ``HISTORY`` of them) and gives no samples, for the
 file has no times; a tenth of the samples, some 93,000, are for the test. Each seed has a history, pairs that are none
-and a split of its own.
+and a split of its own. ``Criteo`` is cut anew for each seed.
 """
 
 import csv
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from _report import hpcrec
 from dct_parts import clicks
 from des_parts import shapes
 
@@ -109,6 +110,31 @@ class MovieLens:
             shutil.rmtree(hidden, ignore_errors=True)
             hidden.mkdir(parents=True)
             _movielens(self.source, hidden, self.seed)
+            hidden.rename(folder)
+        yield folder
+
+
+@dataclass(frozen=True)
+class Criteo:
+    """The sample of Criteo's logs, some 10,000 lines for training and 2,500 for the test, split by a seed."""
+
+    source: Path
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of its folder, and of its runs."""
+        return f"criteo-{self.seed}"
+
+    @contextmanager
+    def files(self, cache: Path) -> Iterator[Path]:
+        """The folder, made unless it is there."""
+        folder = cache / f"towers-{self.name}"
+        if not folder.exists():
+            hidden = folder.with_suffix(".tmp")
+            shutil.rmtree(hidden, ignore_errors=True)
+            words = ["--ids", "vocabulary", "--min-count", "5", "--split", "hash:0.8,0,0.2", "--seed", str(self.seed)]
+            hpcrec("prepare", "criteo", "--out", str(hidden), *words, str(self.source / shapes.FILES["criteo"]))
             hidden.rename(folder)
         yield folder
 

@@ -25,6 +25,8 @@ of Student's t.
               split and of the run, no share; margin 0.001. The towers are those that ``hpcrec towers plan`` finds on
               the seed of the rates, however uneven, for the history has most of the lookups; beside them ``sides``, a
               tower of what is known of users and one of films
+``criteo``    the sample of Criteo's logs, 4 towers that the plan finds, r = 4, 8 splits, DLRM: 2,500 lines for the test
+              decide nothing, so that there is a table alone
 """
 
 import itertools
@@ -35,8 +37,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from _report import claim
+from des_parts import shapes
 from des_parts.cells import Row, show
-from towers_parts.data import MovieLens, Planted, Towers, as_option
+from towers_parts.data import FILES, Criteo, MovieLens, Planted, Towers, as_option
 from towers_parts.planned import planned
 from towers_parts.trained import Case, Data, Kept, gap
 
@@ -53,7 +56,8 @@ MODELS = {
     "dmt_dcn": ("dcn", "hidden=[128, 64]"),
 }
 ML_STEPS, ML_PLAN_STEPS, ML_UNEVEN = 1200, 400, 0.95  # three epochs; and one
-PARTS = ("planted", "share", "towers", "long", "movielens")
+CRITEO_STEPS, CRITEO_PLAN_STEPS, CRITEO_BATCH = 120, 60, 256  # three epochs; and twelve, of larger batches
+PARTS = ("planted", "share", "towers", "long", "movielens", "criteo")
 
 
 @dataclass(frozen=True)
@@ -96,14 +100,16 @@ def _next_to(place: tuple[int, int]) -> list[tuple[int, int]]:
 class Measured:
     """AUC of arms of so many steps, by rates that are theirs: the best of ``tried`` steps; of 0 they are not sought."""
 
-    def __init__(self, kept: Kept, pilot: Data, pilot_towers: Towers, steps: int, tried: int) -> None:
+    def __init__(
+        self, kept: Kept, pilot: Data, pilot_towers: Towers, steps: int, tried: int, every: Sequence[str] = ()
+    ) -> None:
         self._kept, self._pilot, self._towers = kept, pilot, pilot_towers
-        self._steps, self._tried = steps, tried
+        self._steps, self._tried, self._every = steps, tried, tuple(every)  # settings of all runs
         self._rates: dict[tuple[str, str], tuple[str, ...]] = {}
 
     def case(self, arm: Arm, seed: int, more: Sequence[str] = (), ranks: int = 1) -> Case:
         """Of an arm; its rates are looked for if nobody has."""
-        return Case((*arm.settings(self._steps), *self.rates(arm), *more), seed, ranks)
+        return Case((*arm.settings(self._steps), *self.rates(arm), *self._every, *more), seed, ranks)
 
     def rates(self, arm: Arm) -> tuple[str, ...]:
         """The best of an arm's kind: those that no next ones are better than."""
@@ -117,7 +123,7 @@ class Measured:
     def _best(self, arm: Arm, tried: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Of these places in ``RATES``; the first of equal ones."""
         own = Arm("", arm.kind, arm.model, RATIO, self._towers).settings(self._tried)
-        cases = [Case((*own, *_settings(place)), PILOT) for place in tried]
+        cases = [Case((*own, *_settings(place), *self._every), PILOT) for place in tried]
         self._kept.run(self._pilot, cases)
         found = [self._kept.auc(self._pilot, case) for case in cases]
         return tried[max(range(len(found)), key=found.__getitem__)]
@@ -140,6 +146,8 @@ def measure(cache: Path, files: Path, part: str, *, quick: bool) -> tuple[list[R
     kept = Kept(cache)
     if part == "movielens":
         return movielens(kept, files, quick=quick)
+    if part == "criteo":
+        return criteo(kept, files, quick=quick), []
     pilot = Planted(SHARE, PILOT)
     if part == "long":
         longer = Measured(kept, pilot, pilot.groups, *((200, 0) if quick else (LONG, STEPS)))
@@ -280,8 +288,7 @@ def cut(groups: Towers, n_towers: int) -> Towers:
 def movielens(kept: Kept, files: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Real users and films, in two towers."""
     pilot = MovieLens(files, PILOT)
-    if not (files / "ml1m_pairs_934k.csv.gz").exists():
-        print(f"movielens: skipped, there are no pairs in {files}; --data names the folder that has them", flush=True)
+    if not _there("movielens", files / FILES["pairs"]):
         return [], []
     with pilot.files(kept.cache) as folder:
         towers = planned(folder, 2, 40 if quick else ML_PLAN_STEPS, PILOT, uneven=ML_UNEVEN)
@@ -299,3 +306,24 @@ def movielens(kept: Kept, files: Path, *, quick: bool) -> tuple[list[Row], list[
         by_side = found | {f"r{r}": found[f"sides {r}"] for r in RATIOS}
         rows += [*mine, *lines({**about, "towers": "sides"}, by_side, RATIOS)]
     return rows, claims
+
+
+def criteo(kept: Kept, files: Path, *, quick: bool) -> list[Row]:
+    """Real clicks, too few of them."""
+    pilot = Criteo(files, PILOT)
+    if not _there("criteo", files / shapes.FILES["criteo"]):
+        return []
+    with pilot.files(kept.cache) as folder:
+        towers = planned(folder, 4, 10 if quick else CRITEO_PLAN_STEPS, PILOT, uneven=ML_UNEVEN)
+    steps = (20, 0) if quick else (CRITEO_STEPS, CRITEO_STEPS)
+    measured = Measured(kept, pilot, towers, *steps, every=(f"train.batch_size={CRITEO_BATCH}",))
+    each = [(seed, Criteo(files, seed)) for seed in SEEDS[: 2 if quick else None]]
+    found = measured.auc((seed, data, arms_of("dmt_dlrm", towers, (RATIO,))) for seed, data in each)
+    return lines({"part": "criteo", "model": "dmt_dlrm", **rates_of(measured, "dmt_dlrm")}, found, (RATIO,))
+
+
+def _there(part: str, path: Path) -> bool:
+    """Whether the part's data are; says so where they are not."""
+    if not path.exists():
+        print(f"{part}: skipped, there is no {path}; --data names the folder that has it", flush=True)
+    return path.exists()
