@@ -36,19 +36,19 @@ def measure(cache: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
     rows, found = list[Row](), dict[str, list[float]]()
     for seed in SEEDS[: 2 if quick else 5]:
         data = Planted(SHARE, seed)
-        planned = plans(data, cache, 50 if quick else PLAN_STEPS, again=seed == SEEDS[0])
+        towers_of = plans(data, cache, 50 if quick else PLAN_STEPS, again=seed == SEEDS[0])
         names = sorted((name for group in data.groups for name in group), key=lambda name: int(name[1:]))
-        arms = {"learned": planned["interactions"], "in order": dealt(names)}
+        arms = {"learned": towers_of["interactions"], "in order": dealt(names)}
         arms["random"] = dealt(np.random.default_rng(seed).permutation(names).tolist())
         cases = {name: measured.case(Arm(name, "towers", MODEL, RATIO, towers), seed) for name, towers in arms.items()}
         kept.run(data, cases.values())
         row: Row = {"part": "partition", "seed": seed, "ratio": RATIO}
-        row |= {f"rand_{signal}": rand(planned[signal], data.groups) for signal in SIGNALS}
+        row |= {f"rand_{signal}": rand(towers_of[signal], data.groups) for signal in SIGNALS}
         row |= {f"rand_{name}": rand(arms[name], data.groups) for name in ("in order", "random")}
         for name, case in cases.items():
             found.setdefault(name, []).append(kept.auc(data, case))
             row[f"auc_{name}"] = found[name][-1]
-        row["uneven"] = max(abs(len(tower) * N_TOWERS / len(names) - 1) for tower in planned["interactions"])
+        row["uneven"] = max(abs(len(tower) * N_TOWERS / len(names) - 1) for tower in towers_of["interactions"])
         rows.append(row)
         show(row)
     return rows, claims(rows, found)
@@ -70,7 +70,7 @@ def plans(data: Planted, cache: Path, steps: int, *, again: bool) -> dict[str, T
     found = dict[str, Towers]()
     with data.files(cache / "plans", blocks=(BLOCKS, 1)) as folder:
         for signal in (*SIGNALS, *(SIGNALS[:1] if again else ())):
-            mine = planned(folder, N_TOWERS, steps, data.seed, signal=signal, uneven=UNEVEN)
+            mine = planned(folder, N_TOWERS, steps, data.seed, UNEVEN, signal=signal)
             assert found.get(signal, mine) == mine, f"{data.name}: the same seed gave other towers"
             found[signal] = mine
     return found

@@ -9,12 +9,12 @@ from towers_parts.trained import CONFIG
 
 
 def planned(
-    folder: Path, n_towers: int, steps: int, seed: int, *, signal: str = "interactions", uneven: float
+    folder: Path, n_towers: int, steps: int, seed: int, uneven: float, *settings: str, signal: str = "interactions"
 ) -> Towers:
     """Of ``folder``'s train.h5, by so many steps."""
     out = folder / "towers.toml"
     out.unlink(missing_ok=True)
     words = ["--towers", str(n_towers), "--steps", str(steps), "--signal", signal, "--uneven", str(uneven)]
-    settings = [f"data.train={folder / 'train.h5'}", f"train.seed={seed}", "embedding.optimizer.lr=0.005"]
-    hpcrec("towers", "plan", str(CONFIG), *words, "--out", str(out), *(f"--set={setting}" for setting in settings))
+    every = (f"data.train={folder / 'train.h5'}", f"train.seed={seed}", *settings)
+    hpcrec("towers", "plan", str(CONFIG), *words, "--out", str(out), *(f"--set={setting}" for setting in every))
     return tuple(map(tuple, tomllib.loads(out.read_text())["model"]["options"]["towers"]))

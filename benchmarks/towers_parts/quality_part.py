@@ -4,11 +4,11 @@
 sign included, and a share of the interactions' variance lies between groups. A seed is one of the data and of the run,
 of 6 million samples (an epoch and a half); rows have the attainable AUC beside flat's, and
 ``towers.flat_below_attainable`` is how far flat is below it: intervals of gaps say little where it has not learned.
-Rates of rows and of dense parameters are those of ``RATES`` than which no next ones have a better AUC, of a seed that
-nothing else uses (``at_edge`` where one is the least or the largest of all), for each kind of arm by itself: ``flat``,
-towers (at ratio 4; other ratios have these), and ``narrow``, the flat model with rows of width 16 / r, of which as many
-bytes cross hosts as of towers of ratio r, or more. A gap is the mean difference over seeds, its interval the 95 % one
-of Student's t.
+Rates of rows and of dense parameters are those of ``RATES`` than which no next ones have a better AUC, on a seed that
+nothing else uses (``at_edge`` where one is the least or the largest of all): of ``flat``, of towers by ratio, and of
+``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross hosts as of towers of ratio r, or
+more. They are sought at a share of 5 %, by steps of 2 to 3.3 times. A gap is the mean difference over seeds, its
+interval the 95 % one of Student's t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
               lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
@@ -16,15 +16,17 @@ of Student's t.
               ``towers.half_width_gap.planted.<model>`` what flat loses by rows of half the width: as long as that is
               less than the margin, width is padding
 ``share``     shares from 0 to 1, and data without groups, 5 seeds, r = 2 and 4, DLRM:
-              ``towers.largest_cross_share.r<r>`` is the largest share up to which the lower end is above the margin
+              ``towers.largest_cross_share.r<r>`` is the largest share up to which the lower end is above the margin,
+              and flat has learned
 ``towers``    2 to 16 towers, r = 2, 8, 16, 3 seeds, DLRM: a table. Fewer towers than groups have two groups each, more
               have a part of one
 ``long``      as ``planted``, of twice the samples, at r = 4 over 4 of the seeds, DLRM, by the rates of ``planted``: a
               table, by which to judge whether gaps shrink or grow where models learn for longer
 ``movielens`` users, their attributes and history, films, genres and years (``data``): two towers, 8 seeds of the
               split and of the run, no share; margin 0.001. The towers are those that ``hpcrec towers plan`` finds on
-              the seed of the rates, however uneven, for the history has most of the lookups; beside them ``sides``, a
-              tower of what is known of users and one of films
+              each seed's training part, however uneven, for the history has most of the lookups: rows say what they
+              have. Beside them ``sides``, a tower of what is known of users and one of films. Splits of one file
+              overlap, so that its intervals are narrower than those of other users would be
 ``criteo``    the sample of Criteo's logs, 4 towers that the plan finds, r = 4, 8 splits, DLRM: 2,500 lines for the test
               decide nothing, so that there is a table alone
 """
@@ -48,7 +50,8 @@ RATIOS = (2, 4, 8)
 SEEDS, PILOT = tuple(range(1, 9)), 100
 STEPS, LONG = 3000, 6000  # of 2,048 samples
 SHARES = (0.0, 0.02, 0.05, 0.2, 1.0)
-MARGIN = {"planted": 0.0005, "movielens": 0.001}
+LEARNED = 0.01  # how far flat may be below what is attainable, or nothing is said
+MARGIN = {"planted": 0.0005, "movielens": 0.001, "movielens_sides": 0.001}
 RATES = ((5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2))  # of rows, of dense parameters
 FIRST = (3, 1)  # where the search for them begins
 MODELS = {
@@ -105,24 +108,28 @@ class Measured:
     ) -> None:
         self._kept, self._pilot, self._towers = kept, pilot, pilot_towers
         self._steps, self._tried, self._every = steps, tried, tuple(every)  # settings of all runs
-        self._rates: dict[tuple[str, str], tuple[str, ...]] = {}
+        self._rates: dict[Arm, tuple[int, int]] = {}
 
     def case(self, arm: Arm, seed: int, more: Sequence[str] = (), ranks: int = 1) -> Case:
         """Of an arm; its rates are looked for if nobody has."""
         return Case((*arm.settings(self._steps), *self.rates(arm), *self._every, *more), seed, ranks)
 
     def rates(self, arm: Arm) -> tuple[str, ...]:
-        """The best of an arm's kind: those that no next ones are better than."""
-        if (arm.kind, arm.model) not in self._rates:
-            best = FIRST
+        """The best of an arm, whatever its towers: those that no next ones are better than."""
+        return _settings(self._sought(replace(arm, name="", towers=self._towers if arm.kind == "towers" else ())))
+
+    def _sought(self, arm: Arm) -> tuple[int, int]:
+        if arm not in self._rates:
+            like = replace(arm, ratio=float(RATIO))
+            best = FIRST if arm.kind == "flat" or arm == like else self._sought(like)
             while self._tried and (better := self._best(arm, [best, *_next_to(best)])) != best:
                 best = better
-            self._rates[arm.kind, arm.model] = _settings(best)
-        return self._rates[arm.kind, arm.model]
+            self._rates[arm] = best
+        return self._rates[arm]
 
     def _best(self, arm: Arm, tried: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Of these places in ``RATES``; the first of equal ones."""
-        own = Arm("", arm.kind, arm.model, RATIO, self._towers).settings(self._tried)
+        own = arm.settings(self._tried)
         cases = [Case((*own, *_settings(place), *self._every), PILOT) for place in tried]
         self._kept.run(self._pilot, cases)
         found = [self._kept.auc(self._pilot, case) for case in cases]
@@ -169,8 +176,10 @@ def arms_of(model: str, towers: Towers, ratios: Sequence[int] = RATIOS) -> list[
     return [Arm("flat", "flat", model), *towered, *(Arm(f"narrow {r}", "narrow", model, r) for r in ratios)]
 
 
-def lines(about: Row, found: dict[str, list[float]], ratios: Sequence[int]) -> list[Row]:
-    """Of each ratio: beside flat, and beside narrow rows."""
+def lines(
+    about: Row, found: dict[str, list[float]], ratios: Sequence[int], measured: Measured | None = None
+) -> list[Row]:
+    """Of each ratio: beside flat, and beside narrow rows; with the rates that were measured by."""
     rows = []
     for r in ratios:
         row = {**about, "ratio": r, "seeds": len(found["flat"]), "flat_auc": statistics.mean(found["flat"])}
@@ -179,6 +188,7 @@ def lines(about: Row, found: dict[str, list[float]], ratios: Sequence[int]) -> l
         if not math.isnan(found["attainable"][0]):
             row["attainable"] = statistics.mean(found["attainable"])
         row |= {"narrow_gap": statistics.mean(found[f"narrow {r}"]) - row["flat_auc"]}
+        row |= {} if measured is None else rates_of(measured, row["model"], r)
         rows.append(row)
         show(row)
     return rows
@@ -189,11 +199,11 @@ def holds(row: Row, margin: float) -> bool:
     return bool(row["low"] > -margin and row["low_over_narrow"] > 0)
 
 
-def rates_of(measured: Measured, model: str) -> Row:
+def rates_of(measured: Measured, model: str, ratio: int) -> Row:
     """Of a line: which rates were taken, and whether others might have been better."""
     found: Row = {}
     for kind, name in (("towers", "rates"), ("flat", "flat_rates"), ("narrow", "narrow_rates")):
-        rates = measured.rates(Arm("", kind, model))
+        rates = measured.rates(Arm("", kind, model, 1.0 if kind == "flat" else ratio))
         found[name] = " ".join(rates)
         values = [float(rate.rpartition("=")[2]) for rate in rates]
         found[f"{name}_at_edge"] = any(v in (of[0], of[-1]) for v, of in zip(values, RATES, strict=True))
@@ -228,7 +238,7 @@ def _learned(own: Row, data: str, model: str) -> list[Row]:
     if "attainable" not in own:
         return []
     below = own["attainable"] - own["flat_auc"]
-    return [claim(f"towers.flat_below_attainable.{data}.{model}", below, "of AUC", "<= 0.01")]
+    return [claim(f"towers.flat_below_attainable.{data}.{model}", below, "of AUC", f"<= {LEARNED}")]
 
 
 def on_planted(
@@ -238,7 +248,7 @@ def on_planted(
     rows, each = list[Row](), [(seed, Planted(SHARE, seed)) for seed in seeds]
     for model in models:
         found = measured.auc((seed, data, arms_of(model, data.groups, ratios)) for seed, data in each)
-        rows += lines({"part": part, "model": model, **rates_of(measured, model)}, found, ratios)
+        rows += lines({"part": part, "model": model}, found, ratios, measured)
     return rows
 
 
@@ -251,11 +261,11 @@ def by_share(measured: Measured, shares: Sequence[float], seeds: Sequence[int]) 
     kinds.append(({"data": "no groups", "share": None}, [Planted(0.0, seed, grouped=False) for seed in seeds]))
     for about, each in kinds:
         found = measured.auc((data.seed, data, arms_of("dmt_dlrm", data.groups, ratios)) for data in each)
-        rows += lines({"part": "share", **about}, found, ratios)
+        rows += lines({"part": "share", "model": "dmt_dlrm", **about}, found, ratios, measured)
     for r in ratios:
         largest = None
         for row in (row for row in rows if row["ratio"] == r and row["share"] is not None):
-            if row["low"] <= -MARGIN["planted"]:
+            if row["low"] <= -MARGIN["planted"] or row["attainable"] - row["flat_auc"] > LEARNED:
                 break
             largest = row["share"]
         none = None if largest is not None else "not even at a share of 0"
@@ -290,21 +300,27 @@ def movielens(kept: Kept, files: Path, *, quick: bool) -> tuple[list[Row], list[
     pilot = MovieLens(files, PILOT)
     if not _there("movielens", files / FILES["pairs"]):
         return [], []
-    with pilot.files(kept.cache) as folder:
-        towers = planned(folder, 2, 40 if quick else ML_PLAN_STEPS, PILOT, uneven=ML_UNEVEN)
-    print(f"movielens: towers {as_option(towers)}", flush=True)
-    measured = Measured(kept, pilot, towers, *((100, 0) if quick else (ML_STEPS, ML_STEPS)))
+    steps, plan_steps = ((100, 0), 40) if quick else ((ML_STEPS, ML_STEPS), ML_PLAN_STEPS)
+    towers_of = {}
+    for seed in (PILOT, *SEEDS[: 2 if quick else None]):
+        with MovieLens(files, seed).files(kept.cache) as folder:
+            towers_of[seed] = planned(folder, 2, plan_steps, seed, ML_UNEVEN, "embedding.optimizer.lr=0.005")
+    measured = Measured(kept, pilot, towers_of.pop(PILOT), *steps)
     rows, claims = list[Row](), list[Row]()
-    each = [(seed, MovieLens(files, seed)) for seed in SEEDS[: 2 if quick else None]]
-    sides = [Arm(f"sides {r}", "towers", "", r, pilot.groups) for r in RATIOS]
     for model in MODELS:
-        arms = [*arms_of(model, towers), *(replace(arm, model=model) for arm in sides)]
-        found = measured.auc((seed, data, arms) for seed, data in each)
-        about = {"part": "movielens", "model": model, **rates_of(measured, model)}
-        mine = lines({**about, "towers": "planned"}, found, RATIOS)
-        claims += claims_of(mine, "movielens", model) if not quick else []
-        by_side = found | {f"r{r}": found[f"sides {r}"] for r in RATIOS}
-        rows += [*mine, *lines({**about, "towers": "sides"}, by_side, RATIOS)]
+        sides = [Arm(f"sides {r}", "towers", model, r, pilot.groups) for r in RATIOS]
+        found = measured.auc(
+            (seed, MovieLens(files, seed), [*arms_of(model, of), *sides]) for seed, of in towers_of.items()
+        )
+        about = {"part": "movielens", "model": model}
+        how = {"planned": "; ".join(dict.fromkeys(as_option(of) for of in towers_of.values()))}
+        how["sides"] = as_option(pilot.groups)
+        for name, said in how.items():
+            taken = found if name == "planned" else found | {f"r{r}": found[f"sides {r}"] for r in RATIOS}
+            mine = lines({**about, "towers": name, "features": said}, taken, RATIOS, measured)
+            data = "movielens" if name == "planned" else "movielens_sides"
+            claims += claims_of(mine, data, model) if not quick else []
+            rows += mine
     return rows, claims
 
 
@@ -314,12 +330,12 @@ def criteo(kept: Kept, files: Path, *, quick: bool) -> list[Row]:
     if not _there("criteo", files / shapes.FILES["criteo"]):
         return []
     with pilot.files(kept.cache) as folder:
-        towers = planned(folder, 4, 10 if quick else CRITEO_PLAN_STEPS, PILOT, uneven=ML_UNEVEN)
+        towers = planned(folder, 4, 10 if quick else CRITEO_PLAN_STEPS, PILOT, ML_UNEVEN)
     steps = (20, 0) if quick else (CRITEO_STEPS, CRITEO_STEPS)
     measured = Measured(kept, pilot, towers, *steps, every=(f"train.batch_size={CRITEO_BATCH}",))
     each = [(seed, Criteo(files, seed)) for seed in SEEDS[: 2 if quick else None]]
     found = measured.auc((seed, data, arms_of("dmt_dlrm", towers, (RATIO,))) for seed, data in each)
-    return lines({"part": "criteo", "model": "dmt_dlrm", **rates_of(measured, "dmt_dlrm")}, found, (RATIO,))
+    return lines({"part": "criteo", "model": "dmt_dlrm"}, found, (RATIO,), measured)
 
 
 def _there(part: str, path: Path) -> bool:
