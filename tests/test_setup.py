@@ -275,29 +275,66 @@ def test_a_module_that_does_not_build_leaves_nothing(tmp_path: Path) -> None:
     assert not list((native.folder / ".cache" / "hpcrec" / "native").iterdir())
 
 
-def test_a_wheel_takes_the_module_that_is_kept_and_compiles_it_where_that_fails(tmp_path: Path) -> None:
-    (tmp_path / "native").mkdir()
-    (tmp_path / "tools").mkdir()
-    shutil.copy(ROOT / "native" / "CMakeLists.txt", tmp_path / "native")
-    kept, stub = tmp_path / "kept", tmp_path / "tools" / "native.sh"
-    kept.mkdir()
-    (kept / "_native.abi.so").write_text("kept")
+class Wheel:
+    """The sources' CMakeLists.txt beside a ``tools/native.sh`` that writes down how it was called."""
 
-    def configured(last: str) -> subprocess.CompletedProcess[str]:
-        stub.write_text(f'#!/bin/sh\necho "$@" > called\n{last}\n')
+    def __init__(self, folder: Path) -> None:
+        self.folder, kept = folder, folder / "kept"
+        for name in ("native", "tools", "kept"):
+            (folder / name).mkdir()
+        shutil.copy(ROOT / "native" / "CMakeLists.txt", folder / "native")
+        (kept / "_native.abi.so").write_text("kept")
+        self.native(f"echo {kept}")
+
+    def native(self, last: str) -> None:
+        stub = self.folder / "tools" / "native.sh"
+        stub.write_text(f'#!/bin/sh\necho "$HPCREC_PYTHON $@" > {self.folder}/called\n{last}\n')
         stub.chmod(0o755)
-        shutil.rmtree(tmp_path / "build", ignore_errors=True)
-        line = ["cmake", "-S", "native", "-B", "build", "-DHPCREC_CACHED=ON", f"-DPython_EXECUTABLE={sys.executable}"]
-        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=120)
 
-    done = configured(f"echo {kept}")
+    def configured(self, *options: str) -> subprocess.CompletedProcess[str]:
+        for made in ("called", "build"):
+            shutil.rmtree(self.folder / made, ignore_errors=True)
+            (self.folder / made).unlink(missing_ok=True)
+        line = ["cmake", "-S", "native", "-B", "build", f"-DPython_EXECUTABLE={sys.executable}", *options]
+        return subprocess.run(line, cwd=self.folder, capture_output=True, text=True, timeout=120)
+
+    @property
+    def called(self) -> str:
+        called = self.folder / "called"
+        return called.read_text() if called.exists() else ""
+
+
+def test_a_wheel_takes_the_module_that_is_kept_and_compiles_it_where_that_fails(tmp_path: Path) -> None:
+    wheel = Wheel(tmp_path)
+    done = wheel.configured("-DHPCREC_CACHED=ON", "-DCMAKE_BUILD_TYPE=Release")
     assert done.returncode == 0, done.stderr
+    assert wheel.called == f"{sys.executable} {tmp_path}/build/kept native\n"
     subprocess.run(["cmake", "--install", "build", "--prefix", "out"], cwd=tmp_path, check=True, timeout=60)
     assert (tmp_path / "out" / "hpcrec" / "_native.abi.so").read_text() == "kept"
-    assert "The C" not in done.stdout, "no compiler was looked for"
-    failed = configured("exit 3")
+    assert "The CXX" not in done.stdout, "a compiler was looked for"
+    wheel.configured("-DHPCREC_CACHED=ON", "-DHPCREC_CUDA=ON")
+    assert wheel.called.endswith("/build/kept native cuda\n")
+    wheel.native("exit 3")
+    failed = wheel.configured("-DHPCREC_CACHED=ON")
     assert "tools/native.sh ended with 3: the module is compiled here, and not kept" in " ".join(failed.stderr.split())
     assert "The CXX compiler identification" in failed.stdout
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["SANITIZE=address", "EMULATED=ON", "NATIVE_ARCH=OFF", "WERROR=ON", "CUDA_ARCHITECTURES=90", "PREBUILT=kept"],
+)
+def test_another_build_is_not_taken_from_what_is_kept(tmp_path: Path, option: str) -> None:
+    wheel = Wheel(tmp_path)
+    value = option.replace("=kept", f"={tmp_path}/kept")
+    wheel.configured("-DHPCREC_CACHED=ON", f"-DHPCREC_{value}")
+    assert wheel.called == ""
+
+
+def test_a_key_that_lacks_a_part_ends_the_build(tmp_path: Path) -> None:
+    native = Native(tmp_path)
+    done = native.asked("native", HPCREC_PYTHON="/no/python")
+    assert done.returncode != 0 and done.stdout == "" and not (native.folder / "called").exists()
 
 
 def test_kernels_of_gpus_need_nvcc(tmp_path: Path) -> None:

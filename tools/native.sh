@@ -1,19 +1,21 @@
 #!/usr/bin/env bash
 # Prints folders with the binaries of native modules, one for each that is named, and builds those that are not there
 # yet. They are kept outside the checkout, keyed by all that they depend on: sources, compiler, instructions of this
-# machine, Python's ABI. Needs the active virtual environment with the requirements; pip's own is one.
+# machine, Python's ABI. Needs the active virtual environment with the requirements, or HPCREC_PYTHON, a Python that has
+# nanobind.
 #   tools/native.sh BUILD_FOLDER MODULE...     of native, cuda (nvcc on the path) and emulated (cuda on the host, for tests)
 set -euo pipefail
+shopt -s inherit_errexit  # a key that lacks a part would be another module's
 cd "$(dirname "$0")/.."
 cache=${HPCREC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hpcrec}/native
-cxx=${CXX:-c++} build=$1
+cxx=${CXX:-c++} python=${HPCREC_PYTHON:-python} build=$1
 shift
 say() { echo "setup: $*" >&2; }
 
 depends_on() {  # all that the binary of a module depends on
   echo "$1 ${CMAKE_ARGS:-} ${CXXFLAGS:-}"
   find native -type f -not -path 'native/tests/*' | LC_ALL=C sort | xargs sha256sum
-  python -c 'import sysconfig, nanobind; print(sysconfig.get_config_var("SOABI"), nanobind.__version__)'
+  "$python" -c 'import sysconfig, nanobind; print(sysconfig.get_config_var("SOABI"), nanobind.__version__)'
   "$cxx" --version | head -1
   "$cxx" -march=native -dM -E -x c++ /dev/null | LC_ALL=C sort
   [ "$1" != cuda ] || nvcc --version
@@ -32,7 +34,7 @@ for module in "$@"; do
     mkdir -p "$build" "$cache"
     # One option a word, as CMake's own tools read the variable.
     read -ra more <<< "${CMAKE_ARGS:-}"
-    if ! { cmake -S native -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v python)" \
+    if ! { cmake -S native -B "$build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$(command -v "$python")" \
              -DHPCREC_EMULATED=ON -DHPCREC_CUDA="$([ "$module" = cuda ] && echo ON || echo OFF)" "${more[@]}" \
              -DHPCREC_CACHED=OFF \
            && cmake --build "$build" --target "_$module"; } > "$log" 2>&1

@@ -26,7 +26,7 @@ own=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib
 echo "$packages" > "$own/under.pth"
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --ignore-installed \
   --config-settings=build-dir=build/address/cmake --config-settings=cmake.define.HPCREC_SANITIZE=address \
-  --config-settings=cmake.define.HPCREC_EMULATED=ON --editable .
+  --config-settings=cmake.define.HPCREC_EMULATED=ON --config-settings=cmake.define.HPCREC_CACHED=OFF --editable .
 module=$("$venv/bin/python" -c 'import importlib.util; print(importlib.util.find_spec("hpcrec._native").origin)')
 case $module in "$venv"/*) ;; *) echo "sanitize: the module is $module, not one of $venv" >&2; exit 1 ;; esac
 
