@@ -120,6 +120,7 @@ LATE_IMPORTS: dict[tuple[str, str], str] = {
     ("hpcrec/cli/report.py", "hpcrec.training.report"): "imports torch, only for `hpcrec report`",
     ("hpcrec/cli/towers.py", "hpcrec.comm.start"): "starts MPI, which `--help` must not",
     ("hpcrec/cli/towers.py", "hpcrec.build.towers"): "imports MPI and torch, after comm.start",
+    ("hpcrec/cli/towers.py", "hpcrec.data.files"): "imports NumPy, which `--help` must not",
     ("hpcrec/cli/towers.py", "hpcrec.report_page.towers"): "imports torch and Jinja, only for a page",
     ("hpcrec/cli/prepare.py", "hpcrec.preparation.tablemap"): "imports pyarrow, only for `hpcrec prepare`",
     ("hpcrec/cli/options.py", "hpcrec.config"): "imports pydantic, which `--help` need not wait for",

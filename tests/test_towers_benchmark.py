@@ -194,4 +194,4 @@ def test_what_is_timed_beside_codecs_are_towers_at_their_place() -> None:
     of = codecs_part.settings_of(data.Planted(0.05, 1).groups)
     assert [name for name, (_, more) in of.items() if "exchange.form=partial" in more] == ["r2", "r4", "r8"]
     assert [name for name, (_, more) in of.items() if not more] == ["fp32", "narrow 2", "narrow 4", "narrow 8"]
-    assert len(of) == 10
+    assert len(of) == 11

@@ -3,10 +3,10 @@
 Five seeds of the data of ``quality_part``. ``towers.rand_index``: the mean adjusted Rand index of the towers that are
 found with the groups that were planted, after 700 steps of 2,048 samples; beside it that of the published signals, mean
 |cos| of pooled vectors, coherent and diverse. ``towers.partition_gain_interval``: lower end of the 95 % interval, over
-seeds, of the AUC of DLRM with these towers at r = 8, less that with the better of features in their order and of random
-towers. ``towers.uneven``: how far bytes of a tower are from an even share, at most; the plan
-bounds it where tables allow that, as these do, which are alike. The same towers come from the same seed: the first is
-planned twice.
+seeds, of the AUC of DLRM with these towers at r = 8, less that with features in their order or with random towers, the
+lower of both. ``towers.uneven``: how far bytes of a tower are from an even share, at most; tables are alike here, and 4
+towers are asked for, with loads within 15 % of even, so that sizes are those planted. The same towers come from the
+same seed: the first is planned twice.
 """
 
 import statistics

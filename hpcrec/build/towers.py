@@ -4,6 +4,7 @@ The run is a DLRM on the configuration's data, ranks and optimizers. All ranks c
 and ``plan.towers``; writes no files.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +23,24 @@ from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 
 Signal = Literal["interactions", "coherent", "diverse"]
+_FREE_STARTS = 5  # of towers that are only looked at
 SIGNALS: tuple[Signal, ...] = ("interactions", "coherent", "diverse")
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What is inside towers, of all pairs of features.
+
+    Attributes
+    ----------
+    signal : float
+        Share of their signal; 0 where they have none.
+    pairs : float
+        Share of the pairs: the share of the signal that any towers of these sizes have in the mean.
+    """
+
+    signal: float
+    pairs: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +57,8 @@ class PlannedTowers:
         The signal that towers were found by: the larger, the nearer.
     towers : list of list of str
     found : FoundTowers
-    inside, inside_any : float
-        Share of the signal, over all pairs of features, that is of pairs inside a tower; and that of towers whose loads
-        may be any.
+    inside, inside_any : Inside
+        What is inside these towers; and inside towers whose loads may be any.
     steps : int
         Of the short run.
     """
@@ -52,8 +69,8 @@ class PlannedTowers:
     near_FF: NDArray[np.float64]
     towers: list[list[str]]
     found: FoundTowers
-    inside: float
-    inside_any: float
+    inside: Inside
+    inside_any: Inside
     steps: int
 
 
@@ -107,8 +124,8 @@ def plan_towers(
         found, free = on_root(
             main,
             lambda: [
-                find_towers(distance_FF, families, n_towers, most_uneven=bound, seed=seed)
-                for bound in (most_uneven, float(n_towers))
+                find_towers(distance_FF, families, n_towers, most_uneven=most_uneven, seed=seed),
+                find_towers(distance_FF, families, n_towers, most_uneven=math.inf, starts=_FREE_STARTS, seed=seed),
             ],
         )
     return PlannedTowers(
@@ -180,10 +197,10 @@ def _between(
     return np.maximum((distance + distance.T) / 2, 0)
 
 
-def _inside(near_FF: NDArray[np.float64], features: tuple[str, ...], towers: list[list[str]]) -> float:
-    """Share of the signal of all pairs that is of pairs inside a tower; 1 where there is none."""
+def _inside(near_FF: NDArray[np.float64], features: tuple[str, ...], towers: list[list[str]]) -> Inside:
     tower_of = {name: number for number, tower in enumerate(towers) for name in tower}
     number_F = np.array([tower_of[name] for name in features])
-    pairs_FF = near_FF * ~np.eye(len(features), dtype=bool)
-    every = float(pairs_FF.sum())
-    return float((pairs_FF * (number_F[:, None] == number_F)).sum()) / every if every > 0 else 1.0
+    pair_FF = ~np.eye(len(features), dtype=bool)
+    inside_FF = pair_FF & (number_F[:, None] == number_F)
+    every, n_pairs = float(near_FF[pair_FF].sum()), int(pair_FF.sum())
+    return Inside(float(near_FF[inside_FF].sum()) / every if every > 0 else 0.0, inside_FF.sum() / max(1, n_pairs))

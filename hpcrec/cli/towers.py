@@ -11,7 +11,9 @@ import click
 from hpcrec.cli.options import File, Target, examples, run_config, set_option
 
 if TYPE_CHECKING:
-    from hpcrec.build.towers import PlannedTowers
+    from hpcrec.build.towers import Inside, PlannedTowers
+
+_MORE = 0.05  # of the signal, beyond what sizes explain: more than that is worth a word
 
 
 @click.group(short_help="Find which features belong to one tower.")
@@ -76,8 +78,10 @@ def plan(
     """
     from hpcrec.comm.start import start
 
+    _refuse_files(out, page)
     rank = start(os.environ)
     from hpcrec.build.towers import plan_towers
+    from hpcrec.data.files import write_text
 
     found = plan_towers(
         run_config(config, overrides),
@@ -94,8 +98,10 @@ def plan(
     if out is None:
         click.echo(text, nl=False)
     else:
-        out.write_text(text)
+        write_text(out, text)
         click.echo(f"{out}: {n_towers} towers; put its lines into the configuration of the run.")
+    for line in _told(found):
+        click.echo(line, err=True)
     if page is not None:
         from hpcrec.report_page.towers import write_towers
 
@@ -104,8 +110,6 @@ def plan(
         about["less even than was asked for"] = found.found.reason
         write_towers(page, found.features, found.near_FF, found.towers, found.found.loads_TL, about)
         click.echo(f"{page}: the picture", err=out is None)
-    for line in _told(found):
-        click.echo(line, err=True)
 
 
 def check_plan(arguments: Sequence[str]) -> None:
@@ -114,7 +118,17 @@ def check_plan(arguments: Sequence[str]) -> None:
     if name != "plan":
         raise click.UsageError(f"'hpcrec run' starts towers plan on several ranks, not towers {name!r}.")
     given = plan.make_context("hpcrec towers plan", list(rest)).params
+    _refuse_files(given["out"], given["page"])
     run_config(given["config"], given["overrides"])
+
+
+def _refuse_files(out: Path | None, page: Path | None) -> None:
+    """Refuses files that could not be written after the run."""
+    for name, path in (("--out", out), ("--page", page)):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise click.UsageError(f"{name} {path}: there is no folder {path.absolute().parent}. Make it first.")
+    if out is not None and page is not None and out.absolute() == page.absolute():
+        raise click.UsageError(f"--out and --page are both {out}. Give them files of their own.")
 
 
 def _toml(found: "PlannedTowers", signal: str) -> str:
@@ -132,12 +146,16 @@ def _told(found: "PlannedTowers") -> list[str]:
     for number, (names, (_, n_bytes, ids)) in enumerate(zip(found.towers, found.found.loads_TL.tolist(), strict=True)):
         even = f"of an even share {100 * n_bytes:.0f} % of bytes, {100 * ids:.0f} % of lookups"
         lines.append(f"tower {number}: {len(names)} features; {even}")
-    lines.append(f"of the signal of all pairs of features {_inside(found)}")
+    lines.append(f"signal of pairs of features inside towers: {_inside(found)}")
     return [*lines, *([f"They are less even than was asked for: {found.found.reason}."] if found.found.reason else [])]
 
 
 def _inside(found: "PlannedTowers") -> str:
     """How much of the signal is inside towers, and could be."""
-    share, most = round(100 * found.inside), round(100 * max(found.inside, found.inside_any))
-    more = f"; {most} % would be, were towers of any loads: raise --uneven for these" if most > share else ""
-    return f"{share} % is inside towers{more}"
+
+    def said(of: "Inside") -> str:
+        return f"{100 * of.signal:.0f} %, of {100 * of.pairs:.0f} % of the pairs"
+
+    own, free = found.inside, found.inside_any
+    more = free.signal - free.pairs > own.signal - own.pairs + _MORE
+    return said(own) + (f"; in towers of any loads it would be {said(free)} (raise --uneven)" if more else "")

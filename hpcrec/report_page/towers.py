@@ -39,7 +39,7 @@ class Picture:
     ----------
     rows : sequence of Row
     shades : sequence of (float, str)
-        Opacity, and the outline of the cells that have it.
+        Opacity, and lines through the cells that have it, half a cell above their middle.
     towers : sequence of (int, int)
         First row, and number of rows.
     text, margin : float
@@ -106,7 +106,7 @@ def shown(
         (f"{t}: {', '.join(tower)}", str(len(tower)), *(f"{100 * part:.0f} %" for part in loads_TL[t, 1:]), *told)
         for t, (tower, told) in enumerate(zip(towers, zip(inside, outside, strict=True), strict=True))
     ]
-    heads = ("tower", "features", "bytes of an even share", "lookups of it", "near inside", "near others")
+    heads = ("tower", "features", "bytes, of even", "lookups, of even", "near inside", "near others")
     return {
         "title": f"{len(towers)} towers of {len(features)} features",
         "about": [(name, text) for name, text in about.items() if text],
@@ -129,7 +129,8 @@ def _mean_near(drawn_FF: NDArray[np.float64], tower_F: NDArray[np.int64], n_towe
 def _picture(names: Sequence[str], drawn_FF: NDArray[np.float64], tower_F: NDArray[np.int64]) -> Picture:
     """Of features in the order of their towers."""
     most = float(drawn_FF.max()) if len(drawn_FF) else 0.0
-    shade_FF = np.rint(SHADES * drawn_FF / (most or 1.0)).astype(np.int64)
+    # By the square root, or one strong pair would leave all others without a shade.
+    shade_FF = np.rint(SHADES * np.sqrt(drawn_FF / (most or 1.0))).astype(np.int64)
     towers = list[tuple[int, int]]()
     for t in range(int(tower_F.max(initial=-1)) + 1):
         mine = np.flatnonzero(tower_F == t)
@@ -155,8 +156,8 @@ def _picture(names: Sequence[str], drawn_FF: NDArray[np.float64], tower_F: NDArr
 
 
 def _cells(which_FF: NDArray[np.bool_]) -> Iterator[str]:
-    """An outline of cells, in runs of those beside each other."""
+    """Lines through the middle of cells, one of those beside each other: drawn as wide as a cell is high."""
     for f, row_F in enumerate(which_FF):
         edges = np.flatnonzero(np.diff(np.concatenate(([False], row_F, [False])).astype(np.int8)))
         for first, end in edges.reshape(-1, 2).tolist():
-            yield f"M{first} {f}h{end - first}v1h-{end - first}z"
+            yield f"M{first} {f}h{end - first}"

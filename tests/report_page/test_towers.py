@@ -10,15 +10,14 @@ from hpcrec.report_page.towers import NAMED, shown, write_towers
 from tests.report_page.made import HOSTILE, planned
 from tests.report_page.test_page import Page
 
-CELLS = re.compile(r"M(\d+) (\d+)h(\d+)v1h-(\d+)z")
+CELLS = re.compile(r"M(\d+) (\d+)h(\d+)")
 
 
 def drawn(path: str, n: int) -> list[list[int]]:
-    """How often each cell is drawn by an outline."""
+    """How often each cell is drawn over."""
     times = np.zeros((n, n), int)
     assert CELLS.sub("", path) == ""
-    for first, row, width, back in (map(int, found) for found in CELLS.findall(path)):
-        assert width == back
+    for first, row, width in (map(int, found) for found in CELLS.findall(path)):
         times[row, first : first + width] += 1
     return times.tolist()
 
@@ -30,7 +29,7 @@ def test_pairs_of_a_tower_are_beside_each_other_and_drawn_as_dark_as_they_are_ne
     assert picture.towers == [(0, 3), (3, 3)]
     inside = [[int(a != b and a // 3 == b // 3) for b in range(6)] for a in range(6)]
     between = [[int(a // 3 != b // 3) for b in range(6)] for a in range(6)]
-    assert [(shade, drawn(path, 6)) for shade, path in picture.shades] == [(0.25, between), (1.0, inside)]
+    assert [(shade, drawn(path, 6)) for shade, path in picture.shades] == [(0.5, between), (1.0, inside)]
     assert picture.rows[1].says == "f2, tower 0: nearest f0, f4, f1" and "from 0 to 1;" in picture.label
     assert shown(*given)["about"] == [("signal", "interactions")]
     rows = shown(*given)["table_of"].rows
