@@ -185,7 +185,7 @@ def test_rates_are_sought_until_no_next_ones_are_better() -> None:
     found, pilot = Found(), data.Planted(0.05, 100)
     measured = quality_part.Measured(found, pilot, pilot.groups, 10, 10)  # type: ignore[arg-type]
     assert measured.rates(quality_part.FLAT) == ("embedding.optimizer.lr=0.01", "dense.optimizer.lr=0.0003")
-    assert set(found.runs) < {(a, b) for a in range(6) for b in range(5)} and found.runs[0] == quality_part.FIRST
+    assert set(found.runs) < {(a, b) for a in range(6) for b in range(5)} and found.runs[0] == quality_part.FIRST[0]
     unsought = quality_part.Measured(found, pilot, pilot.groups, 10, 0)  # type: ignore[arg-type]
     assert unsought.rates(quality_part.FLAT) == ("embedding.optimizer.lr=0.005", "dense.optimizer.lr=0.001")
 

@@ -7,7 +7,7 @@ of 6 million samples (an epoch and a half); rows have the attainable AUC beside 
 Rates of rows and of dense parameters are those of ``RATES`` than which no next ones have a better AUC, on a seed that
 nothing else uses (``at_edge`` where one is the least or the largest of all): of ``flat``, of towers by ratio, and of
 ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross hosts as of towers of ratio r, or
-more. They are sought at a share of 5 %, by steps of 2 to 3.3 times. A gap is the mean difference over seeds, its
+more. They are sought at a share of 5 %, by steps of 2 to 3.3 times, from two places. A gap is the mean difference over seeds, its
 interval the 95 % one of Student's t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
@@ -53,7 +53,7 @@ SHARES = (0.0, 0.02, 0.05, 0.2, 1.0)
 LEARNED = 0.01  # how far flat may be below what is attainable, or nothing is said
 MARGIN = {"planted": 0.0005, "movielens": 0.001, "movielens_sides": 0.001}
 RATES = ((5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2))  # of rows, of dense parameters
-FIRST = (3, 1)  # where the search for them begins
+FIRST = ((3, 1), (3, 3))  # where searches for them begin
 MODELS = {
     "dmt_dlrm": ("dlrm", "bottom=[64], top=[128, 64]"),
     "dmt_dcn": ("dcn", "hidden=[128, 64]"),
@@ -121,11 +121,16 @@ class Measured:
     def _sought(self, arm: Arm) -> tuple[int, int]:
         if arm not in self._rates:
             like = replace(arm, ratio=float(RATIO))
-            best = FIRST if arm.kind == "flat" or arm == like else self._sought(like)
-            while self._tried and (better := self._best(arm, [best, *_next_to(best)])) != best:
-                best = better
-            self._rates[arm] = best
+            first = FIRST if arm.kind == "flat" or arm == like else (self._sought(like),)
+            ends = [self._climbed(arm, place) for place in first[: None if self._tried else 1]]
+            self._rates[arm] = ends[0] if len(ends) == 1 else self._best(arm, ends)
         return self._rates[arm]
+
+    def _climbed(self, arm: Arm, best: tuple[int, int]) -> tuple[int, int]:
+        """From there to rates that no next ones are better than."""
+        while self._tried and (better := self._best(arm, [best, *_next_to(best)])) != best:
+            best = better
+        return best
 
     def _best(self, arm: Arm, tried: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Of these places in ``RATES``; the first of equal ones."""
