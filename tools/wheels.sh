@@ -13,7 +13,7 @@ unset PIP_NO_INDEX WHEELS
 mpi=tools/requirements-mpi.txt
 [ ! -x "$VIRTUAL_ENV/bin/mpichversion" ] || mpi=tools/requirements-mpich.txt
 pip download --quiet --disable-pip-version-check --dest "$folder.tmp" --only-binary :all: \
-  -r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-test.txt \
+  -r tools/requirements-build.txt -r tools/requirements-run.txt -r tools/requirements-tests.txt \
   -r tools/requirements-docs.txt -r "$mpi"
 pip download --quiet --disable-pip-version-check --dest "$folder.tmp" --no-deps --no-binary mpi4py \
   "$(grep '^mpi4py' tools/requirements-run.txt)"

@@ -193,7 +193,7 @@ def _row(cause: str, ranks: int, strength: float, summary: Mapping[str, Any], co
     said = summary["advice"][0] if summary["advice"] else ""
     first = next((one.name for one in causes(summary) if one.sentence == said), "")
     on_page = bool(said) and summary["on_page"]
-    told = {"found": found, "first": first, "said": said, "on_page": on_page}
+    told = {"found": found, "first": first, "said": said, "on_page": on_page, "slow": len(summary["slow_ranks"])}
     rate = {"samples_per_s": _rate(summary), "cost": round(cost, 3)}
     return {"cause": cause, "ranks": ranks, "strength": strength, **rate, **told}
 
@@ -252,7 +252,7 @@ def _claims(rows: Sequence[Mapping[str, Any]], missing: Mapping[str, str]) -> li
         and (PLANTED[name].fixed or all(_near_a_fifth([r for r in found if r["ranks"] == n]) for n in _ranks(found)))
     ]
     healthy = [row for row in rows if row["cause"] == "healthy"]
-    blamed = sum(bool(row["found"]) for row in healthy)
+    blamed = sum(bool(row["found"] or row["slow"]) for row in healthy)
     why = "; ".join(f"{name}: {reason}" for name, reason in missing.items()) or None
     return [
         claim("first_hour.causes_named", len(named), f"of {len(PLANTED)} causes, in every run", ">= 6", why),

@@ -23,6 +23,7 @@ ROWS, QUICK_ROWS = 200_000, 5_000
 COLD_MINUTES, WARM_MINUTES, COMMANDS = 4, 1, 4
 PROGRAMS = ("pip", "hpcrec", "make", "python", "mpirun")  # what a line of the page that is a command begins with
 FROM_SOURCE = ("make train",)
+SITE = ("PIP_", "HTTP", "http", "SSL", "REQUESTS", "CURL", "OMPI_ALLOW_RUN_AS_ROOT")
 AUC = re.compile(r"^test auc +([0-9.]+)$", re.MULTILINE)
 
 
@@ -89,7 +90,7 @@ def _way(name: str, commands: Sequence[str], folder: Path, home: Path, csv: Path
         "HOME": str(home),
         "PATH": f"{folder}/own/bin:{python.parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
         "LANG": "C.UTF-8",
-        **{key: value for key, value in os.environ.items() if key.startswith("OMPI_ALLOW_RUN_AS_ROOT")},
+        **_kept(),
     }
     said = ""
     for command in commands:
@@ -106,6 +107,11 @@ def _way(name: str, commands: Sequence[str], folder: Path, home: Path, csv: Path
     return {"way": name, **counts, "seconds": took, "auc": auc}
 
 
+def _kept() -> dict[str, str]:
+    """Variables of this process that the site sets, and a stranger has too: where packages come from."""
+    return {key: value for key, value in os.environ.items() if key.startswith(SITE)}
+
+
 def _typed(command: str, folder: Path, environment: Mapping[str, str]) -> str:
     done = subprocess.run(command, shell=True, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -116,11 +122,11 @@ def _typed(command: str, folder: Path, environment: Mapping[str, str]) -> str:
 def _fetched_s(folder: Path, home: Path) -> float:
     """Seconds that the packages of ``make train`` take to come, into an empty cache."""
     home.mkdir()
-    needed = sorted(str(path) for path in (ROOT / "tools").glob("requirements-*.txt"))
-    chosen = [argument for path in needed if "mpich" not in path and "docs" not in path for argument in ("-r", path)]
+    needed = [str(ROOT / "tools" / f"requirements-{of}.txt") for of in ("build", "run", "mpi")]
+    chosen = [argument for path in needed for argument in ("-r", path)]
     began_s = time.monotonic()
-    line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir", "-d", str(folder)]
-    environment = {**os.environ, "HOME": str(home)}
+    line = [sys.executable, "-m", "pip", "download", "--quiet", "--no-cache-dir", "-d", str(folder)]
+    environment = {**_kept(), "HOME": str(home)}
     done = subprocess.run([*line, *chosen], env=environment, capture_output=True, text=True, check=False)
     shutil.rmtree(folder, ignore_errors=True)
     if done.returncode:

@@ -43,7 +43,8 @@ class Facts:
 def lines(facts: Facts) -> Iterator[str]:
     """The lines of the file: the recipe's keys before ours."""
     where = facts.folder.parent.parent / "run.toml"
-    yield "# A draft of hpcrec init. Read it, change it, then, on as many ranks as there are cores:"
+    yield "# A draft of hpcrec init. Read it, change it, then, on one rank or, with MPI, on as many as there are cores:"
+    yield f"#   hpcrec train {where}"
     yield f"#   hpcrec run -n 2 -- train {where}"
     sections = {name: dict(keys) for name, keys in _sections(facts).items()}
     for name, keys in facts.recipe.items():

@@ -77,7 +77,7 @@ def test_parts_add_up_to_the_wall_clock_of_every_rank(case: str, folder: Path) -
         summary = json.loads((Path(config.run.folder) / "summary.json").read_text())
         found = summary["time"]
         shares = {rank: of["unaccounted_s"] / of["whole_s"] for rank, of in found["ranks"].items()}
-        if max(shares.values()) < most and COMM.rank == 0:
+        if number == 0 and COMM.rank == 0:  # what a user would have met; more tries are for machines that are busy
             keep_counts(f"times-{case}-{COMM.size}", {"case": case, "ranks": COMM.size, "unaccounted": shares})
         most = min(most, max(shares.values()))
         if most <= MOST_UNACCOUNTED:
