@@ -8,9 +8,9 @@ each, at a strength that costs about a fifth of samples/s; the strength is found
 table. ``first_hour.causes_named`` is how many of the six are the sentence at the end of every one of their runs, and on
 top of its page, where the median cost of these runs is 10 to 35 %; but that of too few threads, which has one strength
 on these cores (all ranks on one of them), may be any. ``first_hour.false_blame`` is how many of twenty runs with
-nothing planted are told of a cause, or of a slow rank. Slow links need emulated hosts, which are those of ``--cluster``; without them that
-cause is not planted, and not named. More ranks than cores, and whatever else the machine does, are seen by these runs:
-it has to be quiet.
+nothing planted are told of a cause, or of a slow rank. Slow links need emulated hosts, which are those of
+``--cluster``; without them that cause is not planted, and not named. More ranks than cores, and whatever else the
+machine does, are seen by these runs: it has to be quiet.
 
 Part ``init`` (``first_hour_parts/init_part.py``, JSON in <FILE>_init): ``hpcrec init`` on both MovieLens tables of
 ratings, which are in ``--data``, as it drafts them, beside a map and a configuration that are written by hand.

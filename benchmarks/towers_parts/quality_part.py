@@ -7,8 +7,8 @@ of 6 million samples (an epoch and a half); rows have the attainable AUC beside 
 Rates of rows and of dense parameters are those of ``RATES`` than which no next ones have a better AUC, on a seed that
 nothing else uses (``at_edge`` where one is the least or the largest of all): of ``flat``, of towers by ratio, and of
 ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross hosts as of towers of ratio r, or
-more. They are sought at a share of 5 %, by steps of 2 to 3.3 times, from two places. A gap is the mean difference over seeds, its
-interval the 95 % one of Student's t.
+more. They are sought at a share of 5 %, by steps of 2 to 3.3 times, from two places. A gap is the mean difference over
+seeds, its interval the 95 % one of Student's t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
               lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
