@@ -43,7 +43,7 @@ optimizer = {{ name = "Adam", lr = 0.004 }}
 [train]
 batch_size = 2048
 """
-PAIRS, STEPS = 30, 20
+PAIRS, STEPS = 400, 4
 QUICK = {"pairs": 4, "steps": 5, "samples": 40_000}
 MOST, MOST_UNACCOUNTED = 0.01, 0.02
 PARTS = ("cost", "adds_up")
