@@ -24,7 +24,7 @@ from on_ranks import launch
 from towers_parts.data import Planted
 from towers_parts.quality_part import FLAT, PILOT, RATIOS, SEEDS, SHARE, STEPS, Arm, Measured, arms_of
 from towers_parts.speed_part import BURST, enough
-from towers_parts.trained import CONFIG, Kept, gap
+from towers_parts.trained import CONFIG, Case, Kept, gap
 
 MODEL, RANKS, RATE, BATCH, REPEATS = "dmt_dlrm", 4, "100mbit", 8192, 5
 TIMED, WARMUP, COOLDOWN = 8, 4, 2
@@ -69,9 +69,9 @@ def measure(cache: Path, cluster: Path, picture: Path | None, *, quick: bool) ->
     return rows
 
 
-def cases(kept: Kept, measured: Measured, seeds: Sequence[int]) -> dict[str, list[tuple[Planted, object]]]:
+def cases(kept: Kept, measured: Measured, seeds: Sequence[int]) -> dict[str, list[tuple[Planted, Case]]]:
     """Data and runs of each arm, by seed; runs of a seed side by side."""
-    found: dict[str, list[tuple[Planted, object]]] = {}
+    found: dict[str, list[tuple[Planted, Case]]] = {}
     for seed in seeds:
         data = Planted(SHARE, seed)
         own = {name: measured.case(FLAT, seed, more, RANKS if more else 1) for name, more in CODECS.items()}
