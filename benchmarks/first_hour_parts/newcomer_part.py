@@ -103,7 +103,7 @@ def _way(name: str, commands: Sequence[str], folder: Path, home: Path, csv: Path
     whole_s = time.monotonic() - began_s
     auc = float(found[1])
     n_commands = sum(line.split()[0] in PROGRAMS for line in commands)
-    counts = {"commands": n_commands, "lines": len(commands) - n_commands, "minutes": round(whole_s / 60, 2)}
+    counts = {"commands": n_commands, "lines": len(commands) - n_commands, "minutes": round(whole_s / 60, 3)}
     return {"way": name, **counts, "seconds": took, "auc": auc}
 
 
