@@ -309,6 +309,7 @@ def test_a_wheel_has_what_the_page_is_made_of(tmp_path: Path) -> None:
     parts = (
         "base.html",
         "runs.html",
+        "items.html",
         "towers.html",
         "page.css",
         "page.js",
