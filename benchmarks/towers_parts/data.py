@@ -12,7 +12,7 @@ import gzip
 import json
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,14 +104,7 @@ class MovieLens:
     @contextmanager
     def files(self, cache: Path) -> Iterator[Path]:
         """The folder, made unless it is there."""
-        folder = cache / f"towers-{self.name}"
-        if not folder.exists():
-            hidden = folder.with_suffix(".tmp")
-            shutil.rmtree(hidden, ignore_errors=True)
-            hidden.mkdir(parents=True)
-            _movielens(self.source, hidden, self.seed)
-            hidden.rename(folder)
-        yield folder
+        yield _made(cache / f"towers-{self.name}", lambda folder: _movielens(self.source, folder, self.seed))
 
 
 @dataclass(frozen=True)
@@ -129,14 +122,21 @@ class Criteo:
     @contextmanager
     def files(self, cache: Path) -> Iterator[Path]:
         """The folder, made unless it is there."""
-        folder = cache / f"towers-{self.name}"
-        if not folder.exists():
-            hidden = folder.with_suffix(".tmp")
-            shutil.rmtree(hidden, ignore_errors=True)
-            words = ["--ids", "vocabulary", "--min-count", "5", "--split", "hash:0.8,0,0.2", "--seed", str(self.seed)]
-            hpcrec("prepare", "criteo", "--out", str(hidden), *words, str(self.source / shapes.FILES["criteo"]))
-            hidden.rename(folder)
-        yield folder
+        words = ["--ids", "vocabulary", "--min-count", "5", "--split", "hash:0.8,0,0.2", "--seed", str(self.seed)]
+        source = str(self.source / shapes.FILES["criteo"])
+        line = ("prepare", "criteo", *words, source)
+        yield _made(cache / f"towers-{self.name}", lambda folder: hpcrec(*line, "--out", str(folder)))
+
+
+def _made(folder: Path, make: Callable[[Path], object]) -> Path:
+    """The folder; filled beside its place and renamed where it is not there, so that half of it is never taken."""
+    if not folder.exists():
+        hidden = folder.with_suffix(".tmp")
+        shutil.rmtree(hidden, ignore_errors=True)
+        hidden.mkdir(parents=True)
+        make(hidden)
+        hidden.rename(folder)
+    return folder
 
 
 def _movielens(source: Path, folder: Path, seed: int) -> None:

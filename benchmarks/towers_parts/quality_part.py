@@ -181,9 +181,7 @@ def arms_of(model: str, towers: Towers, ratios: Sequence[int] = RATIOS) -> list[
     return [Arm("flat", "flat", model), *towered, *(Arm(f"narrow {r}", "narrow", model, r) for r in ratios)]
 
 
-def lines(
-    about: Row, found: dict[str, list[float]], ratios: Sequence[int], measured: Measured | None = None
-) -> list[Row]:
+def lines(about: Row, found: dict[str, list[float]], ratios: Sequence[int], measured: Measured) -> list[Row]:
     """Of each ratio: beside flat, and beside narrow rows; with the rates that were measured by."""
     rows = []
     for r in ratios:
@@ -193,7 +191,7 @@ def lines(
         if not math.isnan(found["attainable"][0]):
             row["attainable"] = statistics.mean(found["attainable"])
         row |= {"narrow_gap": statistics.mean(found[f"narrow {r}"]) - row["flat_auc"]}
-        row |= {} if measured is None else rates_of(measured, row["model"], r)
+        row |= rates_of(measured, row["model"], r)
         rows.append(row)
         show(row)
     return rows

@@ -23,8 +23,8 @@ from hpcrec.training.ranks import on_root
 from hpcrec.training.session import Session
 
 Signal = Literal["interactions", "coherent", "diverse"]
-_FREE_STARTS = 5  # of towers that are only looked at
 SIGNALS: tuple[Signal, ...] = ("interactions", "coherent", "diverse")
+_FREE_STARTS = 5  # of towers that are only looked at
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,7 @@ def _between(
 
 
 def _inside(near_FF: NDArray[np.float64], features: tuple[str, ...], towers: list[list[str]]) -> Inside:
+    """Of these towers; of one feature, or without a signal, nothing."""
     tower_of = {name: number for number, tower in enumerate(towers) for name in tower}
     number_F = np.array([tower_of[name] for name in features])
     pair_FF = ~np.eye(len(features), dtype=bool)

@@ -48,7 +48,7 @@ class TowerOptions:
     columns : int or None
         Width of the vectors that towers give; None: of those from a quarter to half of ``width`` by which the fewest of
         the elements that towers may give are left over, the largest; fewer where the smallest tower may not give a
-        vector of so many; of ``identity`` all of ``width``.
+        vector of so many; of ``identity`` all of ``width``, of a module of your own as many as may be.
     mixed : int
         Vectors that module ``linear`` makes of each feature's.
     module_layers : int

@@ -39,7 +39,7 @@ class Picture:
     ----------
     rows : sequence of Row
     shades : sequence of (float, str)
-        Opacity, and lines through the cells that have it, half a cell above their middle.
+        Opacity, and lines along the upper edge of the cells that have it, which are drawn half a cell lower.
     towers : sequence of (int, int)
         First row, and number of rows.
     text, margin : float
@@ -156,7 +156,7 @@ def _picture(names: Sequence[str], drawn_FF: NDArray[np.float64], tower_F: NDArr
 
 
 def _cells(which_FF: NDArray[np.bool_]) -> Iterator[str]:
-    """Lines through the middle of cells, one of those beside each other: drawn as wide as a cell is high."""
+    """Lines along the upper edge of cells, one for those beside each other."""
     for f, row_F in enumerate(which_FF):
         edges = np.flatnonzero(np.diff(np.concatenate(([False], row_F, [False])).astype(np.int8)))
         for first, end in edges.reshape(-1, 2).tolist():
