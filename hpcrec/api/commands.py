@@ -6,6 +6,7 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 import contextlib
 import json
 import math
+import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.report_page.page import write_report
 from hpcrec.training import advice, attempts, report, screen, telemetry
 from hpcrec.training.attempts import Allocation
-from hpcrec.training.bar import columns_told
+from hpcrec.training.bar import columns_above, columns_told
 from hpcrec.training.callbacks import tell as tell_callbacks
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
@@ -78,7 +79,7 @@ def train(
         Where it has Slurm's variables, the record of attempts has the job. Where the same job began this run in an
         earlier allocation, it goes on from what is saved since, whatever ``checkpoint.resume`` says. With
         ``HPCREC_STOP_S`` too, the run stops by itself where a stop takes longer than that. ``HPCREC_TERMINAL`` says
-        that stderr ends at a terminal of so many columns.
+        that stderr ends at a terminal of so many columns; without it an mpirun on this host is asked (``bar``).
     callbacks : sequence
         See ``training.callbacks.Callback``.
     goes_on : bool
@@ -97,7 +98,8 @@ def train(
     """
     environment = environment or {}
     config, allocation = with_absolute_paths(config), Allocation.of(environment)
-    stop_s, columns = stop_seconds(environment), columns_told(environment)
+    stop_s = stop_seconds(environment)
+    columns = columns_told(environment) or columns_above(os.getppid())
     run, began = Path(config.run.folder), attempts.now()
     if config.exchange.path == "auto":  # which the checkpoint says that this attempt goes on from
         config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))

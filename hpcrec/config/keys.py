@@ -627,8 +627,8 @@ class RunConfig:
     tensorboard: Flag = True
     """Whether tensorboard/ is written."""
     progress: Flag = True
-    """Whether progress is shown on stderr: a bar that moves on a terminal, also under ``hpcrec run``; elsewhere a line
-    every 30 s."""
+    """Whether progress is shown on stderr: a bar that moves on a terminal, also under ``hpcrec run``, and under an
+    mpirun on the host of rank 0; elsewhere a line every 30 s."""
     check_staleness: Flag = False
     """Whether every training read of a copy is held to its bound by counts apart from those that decide what is sent,
     which also see what dense ranks hold back; a read that breaks it ends the run. Takes 24 bytes a row and dense rank

@@ -26,10 +26,9 @@ from hpcrec.launcher import srun
 from hpcrec.launcher.found import find_mpirun, flavour_of, physical_cores, version_text
 from hpcrec.launcher.nodes import LOOK_S
 from hpcrec.launcher.relay import Heard, relay, say, say_later
-from hpcrec.training.bar import TERMINAL, columns_at
+from hpcrec.training.bar import STDERR, TERMINAL, columns_at
 
 _KILL_AFTER_S = 5.0
-_STDERR = 2  # its descriptor: a notebook's sys.stderr need not be a file
 _LOST_LOOKS = 2  # until ranks, or what started them, are ended: srun and mpirun mostly end by themselves
 _ROOT_PERMISSION = {
     f"{package}_ALLOW_RUN_AS_ROOT{suffix}": "1" for package in ("OMPI", "PRTE") for suffix in ("", "_CONFIRM")
@@ -155,7 +154,7 @@ def run_command(
     """
     _check_counts(ranks, threads)
     line = srun.found_srun_line if launcher == "srun" else _found_mpirun_line
-    columns = columns_at(_STDERR)  # whatever a launcher around this one has set
+    columns = columns_at(STDERR)  # whatever a launcher around this one has set
     environment = {name: text for name, text in environment.items() if name != TERMINAL}
     environment.update({} if columns is None else {TERMINAL: str(columns)})
     words = [piece for option in options for piece in shlex.split(option)]
@@ -169,7 +168,7 @@ def run_command(
         argv, env={**environment, **more}, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stderr is not None
-        ends = (process.stderr.fileno(), _STDERR)
+        ends = (process.stderr.fileno(), STDERR)
         relaying = threading.Thread(target=relay, args=(*ends, heard), daemon=True)
         relaying.start()
         try:

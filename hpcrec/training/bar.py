@@ -1,13 +1,15 @@
 """How far a run is, shown while it trains: a bar that moves on a terminal, whole lines in a file or a pipe.
 
 Under ``hpcrec run`` the ranks' stderr is a pipe to the launcher. Whether that writes to a terminal, and how wide it
-was at the start, the launcher alone knows: it says so by ``HPCREC_TERMINAL``. Knows figures and a stream, not what is
+was at the start, the launcher alone knows: it says so by ``HPCREC_TERMINAL``. An mpirun that the user started says
+nothing; where its ranks are beside it, Linux says what its own stderr is. Knows figures and a stream, not what is
 trained, and imports nothing heavy, for the launcher reads it too.
 """
 
 import contextlib
 import itertools
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -22,9 +24,13 @@ from hpcrec.training.times import of_groups
 from hpcrec.units import format_bytes, format_duration
 
 TERMINAL = "HPCREC_TERMINAL"  # columns of the terminal that stderr ends at; not set where it ends at none
+STDERR = 2  # its descriptor: a notebook's sys.stderr need not be a file
 COLUMNS = 80  # of a terminal that does not say it
 BAR_EVERY_S = 0.1
 LINE_EVERY_S = 30.0
+# What hands ranks' stderr on as it comes, by the names of processes, and options by which it changes or keeps it.
+_LAUNCHERS = ("mpirun", "mpiexec", "prterun", "orterun", "mpiexec.hydra", "hydra_pmi_proxy")
+_CHANGED = ("--output", "--tag-output", "--timestamp-output", "-prepend-rank", "-l", "-errfile-pattern")
 _BAR, _COUNT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}", "{n_fmt} steps{postfix}"
 # On a bar, what has to be seen on 80 columns, in few letters (samples a second is /s); the rest follows as far as there
 # is room for it. One quality is among these, the first of these that is known.
@@ -55,6 +61,34 @@ def columns_told(environment: Mapping[str, str]) -> int | None:
             f"{TERMINAL} is {text!r}. Allowed: a number of columns, as 80. It is set by 'hpcrec run'; do not set it."
         )
     return None if text is None else int(text)
+
+
+def columns_above(process: int, own: int = STDERR) -> int | None:
+    """Columns of the terminal that the launcher on this host writes ranks' stderr to; None where it writes to none.
+
+    Parameters
+    ----------
+    process : int
+        The rank's parent. Launchers may have one of their own; the first of them is asked, by ``/proc``.
+    own : int, optional
+        The rank's stderr, which has to be a pipe: else it does not go to the launcher.
+    """
+    columns = None
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        kind = os.fstat(own).st_mode
+        handed_on = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
+        while handed_on and (proc := Path(f"/proc/{process}")).joinpath("comm").read_text().strip() in _LAUNCHERS:
+            words = proc.joinpath("cmdline").read_text().split("\0")
+            options = itertools.takewhile(lambda word: not Path(word).name.startswith(("hpcrec", "python")), words)
+            if any(word.partition("=")[0] in _CHANGED for word in options):
+                return None
+            descriptor = os.open(proc / "fd" / "2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            try:
+                columns = columns_at(descriptor)
+            finally:
+                os.close(descriptor)
+            process = int(proc.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+    return columns
 
 
 class Bar:

@@ -89,7 +89,7 @@ class Telemetry:
     tensorboard, progress : bool
         Whether to write TensorBoard's files, and to show progress on stderr (``bar``).
     columns : int, optional
-        Of the launcher's terminal, as ``bar.columns_told``; by default stderr is asked itself.
+        Of the launcher's terminal, as ``bar`` knows it; by default stderr is asked itself.
     parts : callable
         What this rank's thread that steps did so far, as ``PhaseTimer.parts``.
     callbacks : sequence

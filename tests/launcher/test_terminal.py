@@ -1,14 +1,36 @@
 """What a user sees of ``hpcrec run -n 2 -- train``: a live bar on a terminal, whole lines in a log, then one screen."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from hpcrec.launcher.found import flavour_of, version_text
 from hpcrec.launcher.mpirun import Launch, mpirun_line
 from tests.docs.pages import ROOT, blocks
-from tests.launcher.screens import COLUMNS, LINES, STEPS, bars, page, record, shapes, stands
+from tests.launcher.screens import (
+    COLUMNS,
+    LINES,
+    STEPS,
+    bars,
+    in_a_log,
+    on_a_terminal,
+    page,
+    record,
+    shapes,
+    stands,
+)
 
 PAGE = "docs/screens.md"
+FOUR_STEPS = """
+import os, sys, time
+from hpcrec.training.bar import BAR_EVERY_S, Bar, columns_above
+bar = Bar(sys.stderr, columns=columns_above(os.getppid()), total_steps=4)
+for _ in range(4):
+    time.sleep(BAR_EVERY_S)
+    bar.step()
+bar.close()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +82,18 @@ def test_the_word_of_a_terminal_goes_to_other_hosts_too(tmp_path: Path) -> None:
     line, _ = mpirun_line(launch, ["hpcrec"], {"HPCREC_TERMINAL": "80"})
     assert "-x HPCREC_TERMINAL" in " ".join(line)
     assert "HPCREC_TERMINAL" not in " ".join(mpirun_line(launch, ["hpcrec"], {})[0])
+
+
+def test_under_a_plain_mpirun_too(tmp_path: Path) -> None:
+    """The terminal is the launcher's, which says nothing of it; where it writes to none, or marks lines, lines."""
+
+    def line(*options: str) -> list[str]:
+        return ["mpirun", *options, "-n", "1", sys.executable, "-c", FOUR_STEPS]
+
+    drawn = on_a_terminal(line(), tmp_path).split("\r")
+    assert [one.split("/4")[0][-1] for one in drawn if "/4" in one][:5] == list("01234")
+    assert max(len(one.rstrip("\n")) for one in drawn) == COLUMNS and drawn[-1].endswith("\n"), drawn
+    for said in (in_a_log(line(), tmp_path), on_a_terminal(["sh", "-c", '"$@" 2>&1 | cat', "sh", *line()], tmp_path)):
+        assert "\r" not in said and "step 1 of 4, " in said and "step 4 of 4, " in said
+    tagged = ("--output", "tag") if flavour_of(version_text("mpirun")) == "openmpi" else ("-prepend-rank",)
+    assert "%|" not in on_a_terminal(line(*tagged), tmp_path)
