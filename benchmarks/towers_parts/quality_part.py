@@ -278,13 +278,17 @@ def by_share(measured: Measured, shares: Sequence[float], seeds: Sequence[int]) 
 
 def by_towers(measured: Measured, seeds: Sequence[int]) -> list[Row]:
     """Numbers of towers, and ratios."""
-    rows, each = list[Row](), [Planted(SHARE, seed) for seed in seeds]
-    for n_towers, r in itertools.product((2, 4, 8, 16), (2, 8, 16)):
-        found = measured.auc(
-            (data.seed, data, [FLAT, Arm("own", "towers", "dmt_dlrm", r, cut(data.groups, n_towers))]) for data in each
-        )
+    shapes_of = {f"{n} towers, r{r}": (n, r) for n, r in itertools.product((2, 4, 8, 16), (2, 8, 16))}
+
+    def arms(data: Planted) -> list[Arm]:
+        of = [Arm(name, "towers", "dmt_dlrm", r, cut(data.groups, n)) for name, (n, r) in shapes_of.items()]
+        return [FLAT, *of]
+
+    each = [Planted(SHARE, seed) for seed in seeds]
+    found, rows = measured.auc((data.seed, data, arms(data)) for data in each), list[Row]()
+    for name, (n_towers, r) in shapes_of.items():
+        gaps = [own - flat for own, flat in zip(found[name], found["flat"], strict=True)]
         row: Row = {"part": "towers", "n_towers": n_towers, "ratio": r, "seeds": len(seeds)}
-        gaps = [own - flat for own, flat in zip(found["own"], found["flat"], strict=True)]
         row |= {"gap": statistics.mean(gaps), "least": min(gaps), "most": max(gaps)}
         rows.append(row)
         show(row)
