@@ -1,5 +1,6 @@
 """Starts small scripts on ranks through the launcher, with a time-out; nothing outlives the test."""
 
+import importlib.util
 import os
 import signal
 import subprocess
@@ -8,6 +9,11 @@ import textwrap
 import time
 from dataclasses import dataclass
 
+import pytest
+
+needs_horovod = pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="no Horovod: the environment was made with HOROVOD=no"
+)
 PREAMBLE = """
 import os, sys, threading, time
 from mpi4py import MPI

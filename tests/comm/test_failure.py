@@ -6,7 +6,7 @@ import sys
 import time
 
 import pytest
-from job import Job
+from job import Job, needs_horovod
 
 from hpcrec.comm.failure import ExitCodes, StopSignal, agree, exit_code
 from hpcrec.errors import CheckpointError, ConfigError, DataError, HpcrecError, LastCheckpointError
@@ -135,6 +135,7 @@ HOROVOD = """
 """
 
 
+@needs_horovod
 @pytest.mark.parametrize(
     ("who", "code", "tracebacks"),
     [("raise errors.ConfigError('no')", 2, 0), ("if world.rank == 1: raise KeyError('no')", 1, 1)],

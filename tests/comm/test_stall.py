@@ -11,7 +11,7 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from job import Job
+from job import Job, needs_horovod
 from mpi4py import MPI
 from pytest_mpi import parallel_assert
 
@@ -431,10 +431,14 @@ CASES = {  # roles, set-up, who stalls, what the others wait in, its tag and com
     "stopped": ("fused", "", "", VALUES, "values", "main", 1, "ranks 0, 2"),
     "the first rank stopped": ("fused", "", "", VALUES, "values", "main", 0, "ranks 1, 2"),
 }
-SLOW = ("asleep", "the first rank stopped")
+MARKS = {
+    "asleep": [pytest.mark.slow],
+    "the first rank stopped": [pytest.mark.slow],
+    "in the dense reduction": [needs_horovod],
+}
 
 
-@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] if c in SLOW else []) for c in CASES])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=MARKS.get(case, [])) for case in CASES])
 def test_past_the_second_limit_the_job_ends_and_names_who_is_missing(tmp_path, case) -> None:
     mode, before, stalled, after, tag, lane, missing, waiting = CASES[case]
     if "stopped" in case:
