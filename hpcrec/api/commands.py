@@ -6,7 +6,6 @@ Knows sessions and run folders; does not parse a command line (``cli.main``).
 import contextlib
 import json
 import math
-import os
 import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
@@ -45,7 +44,7 @@ from hpcrec.errors import HpcrecError, OutputError, UnreadableError
 from hpcrec.report_page.page import write_report
 from hpcrec.training import advice, attempts, report, screen, telemetry
 from hpcrec.training.attempts import Allocation
-from hpcrec.training.bar import columns_above, columns_told
+from hpcrec.training.bar import columns_of
 from hpcrec.training.callbacks import tell as tell_callbacks
 from hpcrec.training.claim import Claim, claimed
 from hpcrec.training.compression import compression, vectors
@@ -98,10 +97,9 @@ def train(
     """
     environment = environment or {}
     config, allocation = with_absolute_paths(config), Allocation.of(environment)
-    stop_s = stop_seconds(environment)
-    columns = columns_told(environment) or columns_above(os.getppid())
+    stop_s, columns = stop_seconds(environment), columns_of(environment)
     run, began = Path(config.run.folder), attempts.now()
-    if config.exchange.path == "auto":  # which the checkpoint says that this attempt goes on from
+    if config.exchange.chooses:  # what the checkpoint says that this attempt goes on from
         config = replace(config, checkpoint=replace(config.checkpoint, resume=_resume_of(run, config, allocation)))
     with (
         open_session(with_copied_data(config, copies)) as session,

@@ -235,7 +235,7 @@ def refuse_together(config: Config, layout: Layout, topology: Topology, *, direc
     """
     policy = make_policy(config)
     refuse(policy, config.policy.name, layout)
-    chosen = "auto" in (config.exchange.form, *config.exchange.forms.values())  # no copies, where these save nothing
+    chosen = config.exchange.chooses_forms  # no copies, where these save nothing
     if hasattr(policy, "form") and not layout.conditional and not chosen:
         raise ConfigError(
             f"policy.name is {config.policy.name!r}, but no feature has form {policy.form!r}: all have forms of their "

@@ -41,7 +41,7 @@ def open_for_reading(config: Config, data: str | None, checkpoint: str) -> Sessi
     state.load(session, found, resume=False)
     session.step = found.step  # what predictions are of
     if main.rank == 0 and config.exchange.codec == "dct" and config.exchange.dct.evaluate:
-        auto = "auto" in (config.exchange.form, *config.exchange.forms.values())
+        auto = config.exchange.chooses_forms
         features, embedding = session.parts.splits["test"].dataset.features, config.embedding
         named = {name for name, table in embedding.tables.items() if table.shard == "table"}
         whole = {f.name for f in features if embedding.share.get(f.name, f.name) in named}

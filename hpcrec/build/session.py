@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 import torch
 
 from hpcrec import kernels
-from hpcrec.build.auto import choose, make_exchange, make_pipeline
+from hpcrec.build.auto import choose, make_exchange, make_pipeline, refuse_together
 from hpcrec.build.datasets import open_datasets
 from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
 from hpcrec.build.measures import make_measures
-from hpcrec.build.path import FLAT, FLAT_WITHIN, LEVELS, MEANS, Means, settle
+from hpcrec.build.path import Means, Offered, offered, settle
 from hpcrec.build.tables import (
     DTYPES,
     describe_policy,
@@ -48,7 +48,6 @@ from hpcrec.errors import ConfigError, DataError
 from hpcrec.exchange.choose import Choice
 from hpcrec.exchange.exchange import Exchange
 from hpcrec.exchange.layout import Layout
-from hpcrec.exchange.offers import Offers
 from hpcrec.policy.flight import GRADIENTS, VALUES
 from hpcrec.training.compression import advise
 from hpcrec.training.look_ahead import LookAhead
@@ -60,7 +59,6 @@ from hpcrec.training.timer import PhaseTimer
 from hpcrec.types import TableSpec
 
 T = TypeVar("T")
-Offered = tuple[dict[str, TableSpec], tuple[Family, ...], Offers]
 
 
 def open_session(
@@ -118,13 +116,14 @@ def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, r
     datasets = {name: split.dataset for name, split in splits.items()}
     measures = agreed(lambda: make_measures(config, datasets, operators))
     offer = partial(make_offers, config, dataset, operators, world.topology, reading=reading)
-    offered = agreed(lambda: _offered(config, world, offer))
-    agreed(lambda: [of.layout({}) for _, _, of in offered.values()])  # refuses what cannot be had, before all else
+    refuse = partial(refuse_together, config, topology=world.topology, direct=False)
+    ways = agreed(lambda: offered(config, world, offer, refuse))
+    agreed(lambda: [of.layout({}) for _, _, of in ways.values()])  # refuses what cannot be had, before all else
     agreed(lambda: _check_threads(config, world))
     place, others = agreed(lambda: make_place(config, world.topology)), _other_groups(config, dataset, world.topology)
     dense = agreed(lambda: DenseSide(config, model, operators, world, place, others))
     signal = watch()
-    (tables, _, offers), settled = _settled(config, world, splits["train"], offered, dense, timer)
+    (tables, _, offers), settled = _settled(config, world, splits["train"], ways, dense, timer)
     layout, families, chosen = choose(config, world, splits["train"], offers, dense, timer, settled)
     if layout.apart:
         agreed(lambda: _say_apart(layout, world.topology))  # where a warning is an error, on all ranks
@@ -167,29 +166,18 @@ def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, r
     return Session(parts, guard)
 
 
-def _offered(config: Config, world: World, offer: Callable[..., Offered]) -> dict[Means, Offered]:
-    """What there is to choose from by each path that may be taken; flat, within hosts too where that is another."""
-    if config.exchange.path != "auto" or not world.by_levels:
-        means = LEVELS if world.by_levels else FLAT
-        return {means: offer(levels=world.by_levels)}
-    found = {means: offer(levels=means == LEVELS, within=means[1]) for means in MEANS}
-    if found[FLAT_WITHIN][1] == found[FLAT][1]:
-        del found[FLAT_WITHIN]
-    return found
-
-
 def _settled(
-    config: Config, world: World, train: Split, offered: Mapping[Means, Offered], dense: DenseSide, timer: PhaseTimer
+    config: Config, world: World, train: Split, ways: Mapping[Means, Offered], dense: DenseSide, timer: PhaseTimer
 ) -> tuple[Offered, tuple[Choice, dict[str, Any]] | None]:
-    """What is offered by the path that is taken, and what is chosen with it; collective."""
-    if config.exchange.path != "auto":
-        return next(iter(offered.values())), None
+    """What is offered by the way that is taken, and what is chosen with it; collective."""
+    if config.exchange.path != "auto" and len(ways) == 1:
+        return next(iter(ways.values())), None
     with timer("choose"):
-        settled = settle(config, world, train, {means: offers for means, (_, _, offers) in offered.items()}, dense)
+        settled = settle(config, world, train, {means: offers for means, (_, _, offers) in ways.items()}, dense)
     if settled is None:
-        return next(iter(offered.values())), None
-    world.take_path(settled.means[0])
-    return offered[settled.means], (settled.choice, settled.found)
+        return next(iter(ways.values())), None
+    world.take_path(settled.means.path)
+    return ways[settled.means], (settled.choice, settled.found)
 
 
 def _look_ahead(config: Config, exchange: Exchange, store: Store | None) -> LookAhead:

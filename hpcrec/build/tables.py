@@ -26,6 +26,7 @@ from hpcrec.embedding.stores.memory import MemoryStore
 from hpcrec.errors import ConfigError
 from hpcrec.exchange.forms import FORMS, offered
 from hpcrec.exchange.forms.conditional import Keeping
+from hpcrec.exchange.forms.pooled import Partial
 from hpcrec.exchange.masks import Thresholding
 from hpcrec.exchange.meetings import Places
 from hpcrec.exchange.offers import Offers
@@ -217,11 +218,12 @@ def make_offers(
     reading: bool = False,
     levels: bool | None = None,
     within: bool = False,
+    at_places: bool = False,
 ) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
     """Tables of all sets, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
 
-    A message is read to one set: offers know of the tables of one. ``levels``: messages go by levels; default: as it is
-    configured, where it may be chosen as if it were. ``within``: tables are dealt within hosts as if they did.
+    Offers know of the tables of one set. ``levels``: messages go by levels; default: where they do, or may do so.
+    ``within``: tables are dealt within hosts as if they did. ``at_places``: owners of one host compute ``auto`` towers.
 
     Raises
     ------
@@ -229,16 +231,15 @@ def make_offers(
         Settings of a table that the model does not read, a placement that cannot be had, a max of weighted ids, a table
         called as one of another set, or one whose name is none for a folder of a checkpoint.
     """
-    widths = tables_of(operators)
-    lookups = [lookup for operator in operators.values() for lookup in operator.lookups]
+    widths, lookups = tables_of(operators), [lookup for operator in operators.values() for lookup in operator.lookups]
     _check_max(dataset, lookups)
     beside = {k.table: config.embedding.table_of(k.feature) for k in lookups}
     _check_read(config, widths, beside.values())
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     thresholded, adds = config.exchange.codec == "dct", not reading and _hosts_add(config, topology, levels)
-    wanted = {} if reading else _at_places(config, operators)
-    groups = {name: features for name, features in wanted.items() if not _why_never(name, operators, topology)}
+    forms = _forms(config, operators, topology, at_places=at_places)
+    wanted = {} if reading else _at_places(config, operators, forms)
     families = build_families(
         tables,
         dataset.features,
@@ -252,8 +253,7 @@ def make_offers(
         whole_rows=thresholded and config.exchange.dct.density < 1,
         hosts=[topology.host_of[rank] for rank in topology.owners],
         within=adds or (within and not reading and _hosts_add(config, topology, levels=True)),
-        groups=groups,
-        whole_bags=_whole_bags([operators[name] for name in groups]),
+        **_together(wanted, operators, topology),
     )
     rows = {name: family.rows for family in families for name in family.tables}
     tables = {name: replace(table, rows=rows[name]) for name, table in tables.items()}
@@ -265,7 +265,7 @@ def make_offers(
         lookups,
         operators,
         one_hot,
-        forms=config.exchange.forms,
+        forms=forms,
         default_form=_default_form(config),
         replicable=_bytes_of_copies(config, tables, copied, sets),
         dense=topology.dense,
@@ -281,18 +281,36 @@ def make_offers(
     return every, families_in(sets, families), offers
 
 
-def _at_places(config: Config, operators: Mapping[str, Operator]) -> dict[str, list[str]]:
+def _forms(config: Config, operators: Mapping[str, Operator], topology: Topology, *, at_places: bool) -> dict[str, str]:
+    """Features' own forms; ``at_places``: with those of towers that owners are to compute, though nobody said so."""
+    forms = dict(config.exchange.forms)
+    for name, features in _at_places(config, operators, forms, chosen=True).items() if at_places else ():
+        if not _why_never(name, operators, topology):
+            forms |= dict.fromkeys(features, Partial.name)
+    return forms
+
+
+def _at_places(
+    config: Config, operators: Mapping[str, Operator], forms: Mapping[str, str], *, chosen: bool = False
+) -> dict[str, list[str]]:
     """Features of the operators that are to be computed by the owners of one host: that meet, and leave their vectors.
 
-    Where forms are chosen (``auto``) dense ranks compute them.
+    ``chosen``: of those instead that might be, whose forms are to be chosen (``auto``).
     """
     default, found = _default_form(config), dict[str, list[str]]()
     for name, operator in operators.items():
         features = list(dict.fromkeys(k.feature for k in operator.lookups))
-        forms = [config.exchange.forms.get(f, default) for f in features]
-        if meets(operator) and all(form != "auto" and FORMS[form].stays for form in forms):
+        of = [forms.get(f, default) for f in features]
+        stay = all(form == "auto" if chosen else form != "auto" and FORMS[form].stays for form in of)
+        if meets(operator) and stay:
             found[name] = features
     return found
+
+
+def _together(wanted: Mapping[str, list[str]], operators: Mapping[str, Operator], topology: Topology) -> dict[str, Any]:
+    """What ``build_families`` is to deal to one host, of operators that owners are to compute: groups, whole bags."""
+    groups = {name: features for name, features in wanted.items() if not _why_never(name, operators, topology)}
+    return {"groups": groups, "whole_bags": _whole_bags([operators[name] for name in groups])}
 
 
 def _whole_bags(operators: Iterable[Operator]) -> frozenset[str]:

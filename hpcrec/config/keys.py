@@ -247,7 +247,8 @@ class ExchangeConfig:
     """pooled: owners send one vector a sample and feature. rows: owners send each distinct row once. partial: owners
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
     pooled. Towers are computed by owners of one host, to which their tables go (docs/towers.md). auto: of each feature
-    the form by which the fewest bytes cross, counted on the first training batches. With policy.name = "cached"
+    the form by which the fewest bytes cross, counted on the first training batches; towers by owners of one host where
+    that is fewer seconds a step, by prices that are measured. With policy.name = "cached"
     features have the form cached, and with auto those have another for which it is predicted to be fewer bytes."""
     codec: Literal["fp32", "bf16", "fp16", "dct"] = "fp32"
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
@@ -302,6 +303,16 @@ class ExchangeConfig:
     def may_level(self) -> bool:
         """Whether messages may go by levels: what is asked for, or may be chosen."""
         return self.path == "levels" or (self.path == "auto" and self.windows and self.gpu_messages != "on")
+
+    @property
+    def chooses_forms(self) -> bool:
+        """Whether forms of features are chosen before the first step."""
+        return "auto" in (self.form, *self.forms.values())
+
+    @property
+    def chooses(self) -> bool:
+        """Whether they are, or the path is."""
+        return self.path == "auto" or self.chooses_forms
 
     @property
     def first_ahead(self) -> int:
@@ -1257,7 +1268,7 @@ def _form_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
 
 
 def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
-    if "auto" in (exchange.form, *exchange.forms.values()):
+    if exchange.chooses_forms:
         return
     for name in ("auto_copies",) if exchange.path == "auto" else ("auto_steps", "auto_copies"):
         if getattr(exchange, name) != getattr(ExchangeConfig, name):

@@ -63,6 +63,17 @@ def columns_told(environment: Mapping[str, str]) -> int | None:
     return None if text is None else int(text)
 
 
+def columns_of(environment: Mapping[str, str]) -> int | None:
+    """Columns of the terminal that this rank's stderr ends at by its launcher; None where it ends at none.
+
+    Raises
+    ------
+    ConfigError
+        As of ``columns_told``.
+    """
+    return columns_told(environment) or columns_above(os.getppid())
+
+
 def columns_above(process: int, own: int = STDERR) -> int | None:
     """Columns of the terminal that the launcher on this host writes ranks' stderr to; None where it writes to none.
 

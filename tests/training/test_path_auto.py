@@ -179,7 +179,9 @@ def test_goes_on_with_what_its_checkpoint_says(folder: Path, monkeypatch: pytest
             said = json.loads(text)
             there.write_text(json.dumps({**said, "exchange": {**said["exchange"], **wrong}}))
         COMM.Barrier()
-        with pytest.raises(CheckpointError, match=f"says what was chosen with exchange.path 'auto', but {named}"):
+        with pytest.raises(
+            CheckpointError, match=f"says what was chosen with exchange.path or form 'auto', but {named}"
+        ):
             open_session(config)
         COMM.Barrier()
 
