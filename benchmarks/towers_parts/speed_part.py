@@ -92,7 +92,7 @@ def arms_of(model: str) -> dict[str, tuple[str, ...]]:
     for ratio in RATIOS:
         towers = f"model.options={{{options}, n_towers=4, ratio={ratio}.0}}"
         found[f"r{ratio}"] = (f"model.name={model}", towers, "exchange.form=partial", "exchange.path=levels")
-        found[f"r{ratio}, dense ranks"] = (f"model.name={model}", towers, *FLAT)
+        found[f"r{ratio}, dense ranks"] = (f"model.name={model}", towers, *FLAT, "exchange.at_place=false")
     return found
 
 

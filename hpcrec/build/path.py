@@ -90,8 +90,9 @@ def offered(
         Raises ConfigError where a layout does not go with the configuration.
     """
     every = MEANS if config.exchange.path == "auto" and world.by_levels else (LEVELS if world.by_levels else FLAT,)
+    may_place = config.exchange.at_place and config.exchange.chooses_forms and world.topology.n_hosts > 1
     found = dict[Means, Offered]()
-    for means in (*every, *(of._replace(at_places=True) for of in every if world.topology.n_hosts > 1)):
+    for means in (*every, *(of._replace(at_places=True) for of in every if may_place)):
         made = offer(levels=means.path == "levels", within=means.within, at_places=means.at_places)
         alike = means._replace(within=False)
         if alike in found and alike != means and found[alike][1] == made[1]:

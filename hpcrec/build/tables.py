@@ -298,7 +298,7 @@ def _at_places(
     ``chosen``: of those instead that might be, whose forms are to be chosen (``auto``).
     """
     default, found = _default_form(config), dict[str, list[str]]()
-    for name, operator in operators.items():
+    for name, operator in operators.items() if config.exchange.at_place else ():
         features = list(dict.fromkeys(k.feature for k in operator.lookups))
         of = [forms.get(f, default) for f in features]
         stay = all(form == "auto" if chosen else form != "auto" and FORMS[form].stays for form in of)

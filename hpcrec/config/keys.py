@@ -248,8 +248,11 @@ class ExchangeConfig:
     compute what operators can be computed of their rows alone, and send one result a sample and operator; else as
     pooled. Towers are computed by owners of one host, to which their tables go (docs/towers.md). auto: of each feature
     the form by which the fewest bytes cross, counted on the first training batches; towers by owners of one host where
-    that is fewer seconds a step, by prices that are measured. With policy.name = "cached"
-    features have the form cached, and with auto those have another for which it is predicted to be fewer bytes."""
+    that is fewer seconds a step, by prices that are measured. With policy.name = "cached" features have the form
+    cached, and with auto those have another for which it is predicted to be fewer bytes."""
+    at_place: Flag = True
+    """Whether owners of a host may compute towers, by form partial or auto; false leaves towers to dense ranks. Changes
+    no result beyond the order of sums."""
     codec: Literal["fp32", "bf16", "fp16", "dct"] = "fp32"
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
     upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors
@@ -1268,6 +1271,11 @@ def _form_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
 
 
 def _auto_conflicts(exchange: ExchangeConfig) -> Iterator[tuple[str, str]]:
+    if not exchange.at_place and not {"auto", "partial"}.intersection((exchange.form, *exchange.forms.values())):
+        yield (
+            "exchange.at_place",
+            "is false, but no form is 'partial' or 'auto', so that dense ranks compute towers anyway. Remove it.",
+        )
     if exchange.chooses_forms:
         return
     for name in ("auto_copies",) if exchange.path == "auto" else ("auto_steps", "auto_copies"):

@@ -205,6 +205,10 @@ WRONG = {
         "[exchange]\nforms = {a='replicate'}",
         ["exchange.forms.a", '"replicate"', '"pooled", "rows"'],
     ),
+    "towers left to who has them": (
+        "[exchange]\nat_place = false",
+        ["exchange.at_place is false", "no form is 'partial' or 'auto'", "Remove it"],
+    ),
     "a choice that nobody makes": ("[exchange]\nauto_steps = 9", ["exchange.auto_steps is 9", "no form is 'auto'"]),
     "no batches to choose by": ("[exchange]\nform = 'auto'\nauto_steps = 0", ["exchange.auto_steps", "at least 1"]),
     "thresholding without compression": (

@@ -98,6 +98,17 @@ def test_on_one_host_there_is_nothing_to_choose(folder: Path, monkeypatch: pytes
         assert not computed(session)
 
 
+@pytest.mark.parallel([3])
+def test_partial_leaves_towers_to_dense_ranks_where_that_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit as form pooled."""
+    write_data(folder / "data.h5", samples=SAMPLES)
+    on_hosts(monkeypatch, APART[COMM.size])
+    told = config(folder, "flat", form="partial", exchange={"at_place": False})
+    with open_session(told) as session, on_every_rank():
+        assert not computed(session)
+    same(train(told), train(config(folder, "flat", form="pooled")))
+
+
 @pytest.mark.parallel([2, 4])
 def test_goes_on_with_what_its_checkpoint_says(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_data(folder / "data.h5", samples=SAMPLES)
@@ -118,10 +129,11 @@ def test_goes_on_with_what_its_checkpoint_says(folder: Path, monkeypatch: pytest
         ({"policy": {"name": "hybrid", "staleness": 2}}, False),  # modules have parameters
         ({"policy": {"name": "cached", "staleness": 2, "capacity": 1000}}, True),
         ({"policy": {"name": "ahead"}}, False),
+        ({"exchange": {"at_place": False}}, False),
         ({"exchange": {"forms": {"user": "rows"}}}, True),  # one of the towers may not
         ({"exchange": {"forms": dict.fromkeys(("user", "item", "tag", "history"), "pooled")}}, False),
     ],
-    ids=["hybrid", "cached", "ahead", "one tower told", "all told"],
+    ids=["hybrid", "cached", "ahead", "not there", "one tower told", "all told"],
 )
 def test_with_whatever_else(
     folder: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], there: bool
