@@ -126,7 +126,7 @@ def parts() -> Iterator[Part]:
         yield Part(f"on {n} rank" + "s" * (n > 1), minutes, ("--no-serial", "--ranks", str(n), *others))
     yield Part("mutations-mpich", 2, (*alone, COUNTED["mutations"]), bad, mpich=True)
     yield Part("kills-mpich", 12, (*alone, COUNTED["kills"]), kills, mpich=True)
-    yield Part("ends-mpich", 4, (*alone, "tests/comm"), mpich=True, slow=False)
+    yield Part("ends-mpich", 5, (*alone, "tests/comm", "tests/launcher/test_terminal.py"), mpich=True, slow=False)
     yield Part("mpich", 30, ("--no-serial", "--ranks", "2,3"), mpich=True, slow=False)
 
 

@@ -1,7 +1,8 @@
 """The exchange of a session, by the forms of the configuration or those that ``auto`` chooses.
 
-Which batches the first steps will have is known, so forms are chosen by these very batches, before there are rows. A
-choice is a pure function of data and configuration: a resumed run chooses what the run before it had. Knows what is to
+Which batches the first steps will have is known, so forms are chosen by these very batches, before there are rows. This
+choice is a pure function of data and configuration: a resumed run chooses what the run before it had. Where prices come
+in (``path``) it is saved. Knows what is to
 be built; bytes are for ``exchange.measure``, the choice for ``exchange.choose``.
 """
 

@@ -21,7 +21,7 @@ from hpcrec.build.dealing import make_affinity
 from hpcrec.build.dense import DenseSide
 from hpcrec.build.device import make_device, make_place
 from hpcrec.build.measures import make_measures
-from hpcrec.build.path import Means, Offered, offered, settle
+from hpcrec.build.path import Offered, Way, offered, settle
 from hpcrec.build.tables import (
     DTYPES,
     describe_policy,
@@ -167,17 +167,17 @@ def _opened_on(world: World, config: Config, deal: Deal, timer: PhaseTimer, *, r
 
 
 def _settled(
-    config: Config, world: World, train: Split, ways: Mapping[Means, Offered], dense: DenseSide, timer: PhaseTimer
+    config: Config, world: World, train: Split, ways: Mapping[Way, Offered], dense: DenseSide, timer: PhaseTimer
 ) -> tuple[Offered, tuple[Choice, dict[str, Any]] | None]:
     """What is offered by the way that is taken, and what is chosen with it; collective."""
-    if config.exchange.path != "auto" and len(ways) == 1:
+    if not config.exchange.chooses:
         return next(iter(ways.values())), None
     with timer("choose"):
-        settled = settle(config, world, train, {means: offers for means, (_, _, offers) in ways.items()}, dense)
+        settled = settle(config, world, train, {way: offers for way, (_, _, offers) in ways.items()}, dense)
     if settled is None:
         return next(iter(ways.values())), None
-    world.take_path(settled.means.path)
-    return ways[settled.means], (settled.choice, settled.found)
+    world.take_path(settled.way.path)
+    return ways[settled.way], (settled.choice, settled.found)
 
 
 def _look_ahead(config: Config, exchange: Exchange, store: Store | None) -> LookAhead:

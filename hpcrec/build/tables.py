@@ -64,7 +64,7 @@ def _without_auto(exchange: ExchangeConfig) -> ExchangeConfig:
 
     Nor does anything pass a stage: what it would have computed dense ranks compute, on any hosts. Nor are rows kept.
     """
-    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies")}
+    defaults = {name: getattr(ExchangeConfig, name) for name in ("auto_steps", "auto_copies", "at_place")}
 
     def plain(form: str) -> str:
         return offered()[0] if form == "auto" or FORMS[form].stages or FORMS[form].conditional else form
@@ -218,12 +218,13 @@ def make_offers(
     reading: bool = False,
     levels: bool | None = None,
     within: bool = False,
-    at_places: bool = False,
+    at_place: Sequence[str] = (),
 ) -> tuple[dict[str, TableSpec], tuple[Family, ...], Offers]:
     """Tables of all sets, where their parts are, and what messages may hold; ``reading`` as of ``build.open_session``.
 
     Offers know of the tables of one set. ``levels``: messages go by levels; default: where they do, or may do so.
-    ``within``: tables are dealt within hosts as if they did. ``at_places``: owners of one host compute ``auto`` towers.
+    ``within``: tables are dealt within hosts as if they did. ``at_place``: towers of form ``auto``
+    that owners of one host are to compute.
 
     Raises
     ------
@@ -238,7 +239,8 @@ def make_offers(
     tables = {name: _table(config, name, width, lookups, dataset) for name, width in widths.items()}
     placements = {name: _placement(config, name, beside[name]) for name in widths}
     thresholded, adds = config.exchange.codec == "dct", not reading and _hosts_add(config, topology, levels)
-    forms = _forms(config, operators, topology, at_places=at_places)
+    here = dict.fromkeys((k.feature for name in at_place for k in operators[name].lookups), Partial.name)
+    forms = {**config.exchange.forms, **here}
     wanted = {} if reading else _at_places(config, operators, forms)
     families = build_families(
         tables,
@@ -281,28 +283,13 @@ def make_offers(
     return every, families_in(sets, families), offers
 
 
-def _forms(config: Config, operators: Mapping[str, Operator], topology: Topology, *, at_places: bool) -> dict[str, str]:
-    """Features' own forms; ``at_places``: with those of towers that owners are to compute, though nobody said so."""
-    forms = dict(config.exchange.forms)
-    for name, features in _at_places(config, operators, forms, chosen=True).items() if at_places else ():
-        if not _why_never(name, operators, topology):
-            forms |= dict.fromkeys(features, Partial.name)
-    return forms
-
-
-def _at_places(
-    config: Config, operators: Mapping[str, Operator], forms: Mapping[str, str], *, chosen: bool = False
-) -> dict[str, list[str]]:
-    """Features of the operators that are to be computed by the owners of one host: that meet, and leave their vectors.
-
-    ``chosen``: of those instead that might be, whose forms are to be chosen (``auto``).
-    """
+def _at_places(config: Config, operators: Mapping[str, Operator], forms: Mapping[str, str]) -> dict[str, list[str]]:
+    """Features of operators that the owners of one host are to compute: that meet, and leave their vectors there."""
     default, found = _default_form(config), dict[str, list[str]]()
     for name, operator in operators.items() if config.exchange.at_place else ():
         features = list(dict.fromkeys(k.feature for k in operator.lookups))
         of = [forms.get(f, default) for f in features]
-        stay = all(form == "auto" if chosen else form != "auto" and FORMS[form].stays for form in of)
-        if meets(operator) and stay:
+        if meets(operator) and all(form != "auto" and FORMS[form].stays for form in of):
             found[name] = features
     return found
 

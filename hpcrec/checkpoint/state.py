@@ -97,7 +97,7 @@ def load(session: Session, checkpoint: Checkpoint, *, resume: bool) -> dict[str,
     return checkpoint.state
 
 
-EXCHANGE = "exchange"  # what a run with exchange.path "auto" has chosen
+EXCHANGE = "exchange"  # what a run with exchange.path "auto", or with towers of form "auto", has chosen
 
 
 def said(session: Session) -> dict[str, Any]:

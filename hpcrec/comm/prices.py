@@ -75,7 +75,9 @@ class Prices:
 
 
 def measure(world: World) -> dict[str, Prices]:
-    """Those of each path; collective, on the main thread, before there are steps. Leaves the path as it was.
+    """Those of each path, where messages go by levels, else of the flat one; collective, on the main thread.
+
+    To be called before there are steps. Leaves the path as it was.
 
     What it sends is in no ledger.
     """
@@ -91,7 +93,7 @@ def _measured(world: World) -> dict[str, Prices]:
     most = max(FEWEST_UNITS * UNIT_BYTES, MOST_BYTES // topology.size // UNIT_BYTES * UNIT_BYTES)
     sizes = [size for size in _SIZES if size <= most] or [min(most, _SIZES[0])]
     found = dict[str, Prices]()
-    for path in PATHS:
+    for path in PATHS if before else PATHS[:1]:  # else there is one
         world.take_path(path)
         small_s = _seconds(world, np.full(topology.size, UNIT_BYTES))
         near_s = _seconds(world, np.where(far_R, UNIT_BYTES, sizes[-1]))

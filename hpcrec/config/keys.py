@@ -252,7 +252,8 @@ class ExchangeConfig:
     cached, and with auto those have another for which it is predicted to be fewer bytes."""
     at_place: Flag = True
     """Whether owners of a host may compute towers, by form partial or auto; false leaves towers to dense ranks. Changes
-    no result beyond the order of sums."""
+    no result beyond the order of sums; but with codec dct dense ranks' vectors are thresholded and what towers give is
+    not, and a dynamic table that becomes full has other ids, where it is dealt to fewer owners."""
     codec: Literal["fp32", "bf16", "fp16", "dct"] = "fp32"
     """How values and gradients are written on the wire. fp32: as they are, in float64 runs as float64. bf16: their
     upper halves. fp16: in blocks of 128, by the largest of each, as fp16; no copies of tables. dct: of pooled vectors

@@ -179,7 +179,7 @@ class Chooser:
         self, layout: Layout, asks: Asks, item_bytes: ItemBytes, *, inside: bool = True
     ) -> dict[tuple[str, ...], float]:
         out: dict[tuple[str, ...], float] = {}
-        for entry, tags in entry_bytes(layout, asks, item_bytes, inside=inside):
+        for _, entry, tags in entry_bytes(layout, asks, item_bytes, inside=inside):
             out[entry.features] = out.get(entry.features, 0) + sum(tags.values())
         return out
 

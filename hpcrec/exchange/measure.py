@@ -322,6 +322,20 @@ def cross_host_bytes(layout: Layout, asks: Asks, reduction: Reduction, *, item_b
     return _by_tag(layout, asks.far, partials, len(told), _pairs(asks, crosses), item_bytes, inside=False)
 
 
+def busiest_host(
+    layout: Layout, asks: Asks, reduction: Reduction, host_of: Sequence[int], *, item_bytes: ItemBytes
+) -> float:
+    """Times as many bytes of values as a host sends to others on average, of the one that sends most; at least 1."""
+    assert asks.far is not None, "asks are those of a counter"
+    sent_H = np.zeros(max(host_of) + 1)
+    for holder, _, tags in entry_bytes(layout, asks.far, item_bytes, inside=False):
+        sent_H[host_of[holder]] += tags["values"]
+    for t in chain(*reduction.rounds()):
+        if reduction.crosses(t):
+            sent_H[host_of[t.sender]] += asks.own_samples[t.dense] * t.elements * item_bytes.whole
+    return float(sent_H.max() / sent_H.mean()) if sent_H.any() else 1.0
+
+
 def _verdicts(layout: Layout, asks: Asks) -> list[tuple[int, int]]:
     """Holders, and who tells each the verdict on a step; owners without rows, which are told too, left out."""
     return list(tellers(layout.legs, (), tuple(asks.own_samples)).items())
@@ -343,7 +357,7 @@ def _by_tag(
     """
     elements = partials, partials + verdicts
     totals = {"ids": 0.0, "values": item_bytes.whole * elements[0], "gradients": item_bytes.whole * elements[1]}
-    for _, tags in entry_bytes(layout, asks, item_bytes, inside=inside):
+    for _, _, tags in entry_bytes(layout, asks, item_bytes, inside=inside):
         for tag, n_bytes in tags.items():
             totals[tag] += n_bytes
     if layout.conditional:
@@ -393,8 +407,8 @@ def _forecast(asks: Asks) -> Forecast:
 
 def entry_bytes(
     layout: Layout, asks: Asks, item_bytes: ItemBytes, *, inside: bool = True
-) -> Iterator[tuple[Entry, dict[str, float]]]:
-    """Bytes by tag of each entry of each holder, by the formula of its form.
+) -> Iterator[tuple[int, Entry, dict[str, float]]]:
+    """Bytes by tag of each entry of each holder, by the formula of its form; and which holder.
 
     ``inside``: with those that cross inside a host besides.
     """
@@ -406,14 +420,14 @@ def entry_bytes(
         for entry, columns in zip(leg.entries, widths, strict=True):
             id_bytes, bags, beside = asks.of(entry, holder)
             if entry.form.conditional:
-                yield entry, _forecast(asks).entry(layout, leg, entry, (id_bytes, bags), item_bytes.whole)
+                yield holder, entry, _forecast(asks).entry(layout, leg, entry, (id_bytes, bags), item_bytes.whole)
             else:
                 tags = entry.form.wire_bytes(id_bytes, bags, columns, item_bytes.of)
                 if inside:
                     tags["values"] += held * beside * sum(columns) + BAG_BYTES * beside * entry.added
                     tags["gradients"] += held * beside * sum(columns)
                     tags["ids"] += ROW_BYTES * beside * entry.merged
-                yield entry, tags
+                yield holder, entry, tags
 
 
 def owner_flops(layout: Layout, samples: int) -> dict[int, float]:

@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import stat
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,9 +29,12 @@ STDERR = 2  # its descriptor: a notebook's sys.stderr need not be a file
 COLUMNS = 80  # of a terminal that does not say it
 BAR_EVERY_S = 0.1
 LINE_EVERY_S = 30.0
-# What hands ranks' stderr on as it comes, by the names of processes, and options by which it changes or keeps it.
+# What hands ranks' stderr on as it comes, by the names of processes; and options by which it changes it, or keeps it.
 _LAUNCHERS = ("mpirun", "mpiexec", "prterun", "orterun", "mpiexec.hydra", "hydra_pmi_proxy")
-_CHANGED = ("--output", "--tag-output", "--timestamp-output", "-prepend-rank", "-l", "-errfile-pattern")
+_CHANGES = (
+    *("output", "output-filename", "tag-output", "timestamp-output", "xml", "merge-stderr-to-stdout"),  # Open MPI
+    *("l", "prepend-rank", "prepend-pattern", "errfile-pattern"),  # MPICH
+)
 _BAR, _COUNT = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt}{postfix}", "{n_fmt} steps{postfix}"
 # On a bar, what has to be seen on 80 columns, in few letters (samples a second is /s); the rest follows as far as there
 # is room for it. One quality is among these, the first of these that is known.
@@ -71,7 +75,11 @@ def columns_of(environment: Mapping[str, str]) -> int | None:
     ConfigError
         As of ``columns_told``.
     """
-    return columns_told(environment) or columns_above(os.getppid())
+    told = columns_told(environment)
+    with contextlib.suppress(OSError, ValueError, AttributeError):  # what stands for stderr need be no file
+        if told is None and sys.stderr.fileno() == STDERR:
+            return columns_above(os.getppid())
+    return told
 
 
 def columns_above(process: int, own: int = STDERR) -> int | None:
@@ -80,26 +88,29 @@ def columns_above(process: int, own: int = STDERR) -> int | None:
     Parameters
     ----------
     process : int
-        The rank's parent. Launchers may have one of their own; the first of them is asked, by ``/proc``.
+        The rank's parent. A launcher may have been started by another one; the first of them is asked, by ``/proc``.
     own : int, optional
         The rank's stderr, which has to be a pipe: else it does not go to the launcher.
     """
-    columns = None
+    where = None
     with contextlib.suppress(OSError, ValueError, IndexError):
         kind = os.fstat(own).st_mode
         handed_on = stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)
         while handed_on and (proc := Path(f"/proc/{process}")).joinpath("comm").read_text().strip() in _LAUNCHERS:
-            words = proc.joinpath("cmdline").read_text().split("\0")
-            options = itertools.takewhile(lambda word: not Path(word).name.startswith(("hpcrec", "python")), words)
-            if any(word.partition("=")[0] in _CHANGED for word in options):
+            words = proc.joinpath("cmdline").read_text().split("\0")[1:]
+            # The program's own words are among them: where one of them is called so too, there are lines and no bar.
+            if any(word.startswith("-") and word.lstrip("-").partition("=")[0] in _CHANGES for word in words):
                 return None
-            descriptor = os.open(proc / "fd" / "2", os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            where = proc / "fd" / str(STDERR)
+            process = int(proc.joinpath("stat").read_text().rpartition(")")[2].split()[1])
+        # Not opened before it is known to be no file, which may be on a server that does not answer.
+        if where is not None and str(where.readlink()).startswith("/dev/"):
+            descriptor = os.open(where, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
             try:
-                columns = columns_at(descriptor)
+                return columns_at(descriptor)
             finally:
                 os.close(descriptor)
-            process = int(proc.joinpath("stat").read_text().rpartition(")")[2].split()[1])
-    return columns
+    return None
 
 
 class Bar:

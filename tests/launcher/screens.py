@@ -47,7 +47,7 @@ have to be the same, numbers and what is said of time may differ. [time.md](time
 
 ## On a terminal
 
-While it runs, the first line is a bar that moves, under a plain `mpirun` too where rank 0 is beside it:
+While it runs, the first line is a bar that moves, under a plain `mpirun` too if rank 0 is on the same host:
 
 ```text
 {bar}

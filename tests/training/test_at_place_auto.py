@@ -1,5 +1,6 @@
 """Form ``auto`` and towers: at their place where that takes fewest seconds, by any path; kept by checkpoints."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import pytest
 from mpi4py import MPI
 
 from hpcrec.build.session import open_session
+from hpcrec.checkpoint import files
 from hpcrec.comm import prices
+from hpcrec.comm.ledger import TAGS
 from hpcrec.comm.prices import Prices
 from hpcrec.config import Config
 from hpcrec.training.session import Session
@@ -122,31 +125,81 @@ def test_goes_on_with_what_its_checkpoint_says(folder: Path, monkeypatch: pytest
         assert found[0]["forms"] == found[1]["forms"]
 
 
+@pytest.mark.parallel([2])
+def test_a_run_from_before_goes_on_as_it_was(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoints say nothing: dense ranks computed its towers."""
+    write_data(folder / "data.h5", samples=SAMPLES)
+    on_hosts(monkeypatch, APART[COMM.size])
+    priced(monkeypatch, BY_BYTE, BY_BYTE)
+    wanted = config(folder, "flat", checkpoint={"every": 2}, options={"ratio": 4})
+    finished(wanted, seen, stop_at=2)
+    there = files.step_folder(folder / "run", 2) / files.STATE
+    if COMM.rank == 0:
+        said = json.loads(there.read_text())
+        del said["exchange"]
+        there.write_text(json.dumps(said))
+    COMM.Barrier()
+    with open_session(wanted) as session, on_every_rank():
+        assert not computed(session)
+
+
+@pytest.mark.parallel([3])
+def test_the_host_that_sends_most_is_waited_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two towers on three hosts: seconds are those of the values that the busiest of them was counted to send."""
+    write_data(folder / "data.h5", samples=SAMPLES)
+    on_hosts(monkeypatch, (0, 1, 2))
+    priced(monkeypatch, BY_BYTE, BY_BYTE)
+    told = config(folder, "flat", options={"ratio": 4}, exchange={"ids": "read"})
+    with open_session(told) as session:
+        found = seen(session)
+        for step in session.steps():
+            step.run()
+        sent_R = np.array(COMM.allgather(session.parts.world.ledger.snapshot()[TAGS.index("values")].sum())) / STEPS
+    with on_every_rank():
+        assert found["computed"] == {"tower0", "tower1"} and np.count_nonzero(sent_R) == 2
+        seconds = found["predicted_exchange_s"]["flat, towers at their place"]
+        assert seconds == pytest.approx(2e-6 * sent_R.max(), rel=0.15), sent_R
+
+
+@pytest.mark.parallel([4])
+def test_not_where_a_host_would_hold_too_much(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tables in one tower: the owner that has it would hold four times what each holds of tables that are dealt."""
+    write_data(folder / "data.h5", samples=SAMPLES)
+    on_hosts(monkeypatch, tuple(range(COMM.size)))
+    priced(monkeypatch, BY_BYTE, BY_BYTE)
+    whole = {"towers": [["user", "tag", "item", "history"]], "ratio": 4}
+    with open_session(config(folder, "flat", options=whole)) as session, on_every_rank():
+        assert not computed(session)
+
+
 @pytest.mark.parallel([4])
 @pytest.mark.parametrize(
-    ("sections", "there"),
+    ("sections", "there", "looked"),
     [
-        ({"policy": {"name": "hybrid", "staleness": 2}}, False),  # modules have parameters
-        ({"policy": {"name": "cached", "staleness": 2, "capacity": 1000}}, True),
-        ({"policy": {"name": "ahead"}}, False),
-        ({"exchange": {"at_place": False}}, False),
-        ({"exchange": {"forms": {"user": "rows"}}}, True),  # one of the towers may not
-        ({"exchange": {"forms": dict.fromkeys(("user", "item", "tag", "history"), "pooled")}}, False),
+        ({"policy": {"name": "hybrid", "staleness": 2}}, (), False),  # modules have parameters
+        ({"policy": {"name": "cached", "staleness": 2, "capacity": 1000}}, (0, 1), True),
+        ({"policy": {"name": "ahead"}}, (), False),
+        ({"exchange": {"at_place": False}}, (), False),
+        ({"exchange": {"forms": {"user": "rows"}}}, (1,), True),
+        ({"embedding": {"tables": {"tag": {"shard": "replicate"}}}}, (), True),  # one host would send all values
+        ({"embedding": {"tables": {"user": {"shard": "row"}}}}, (1,), True),
+        ({"exchange": {"forms": dict.fromkeys(("user", "item", "tag", "history"), "pooled")}}, (), False),
     ],
-    ids=["hybrid", "cached", "ahead", "not there", "one tower told", "all told"],
+    ids=["hybrid", "cached", "ahead", "not there", "one tower told", "a copy", "dealt rows", "all told"],
 )
 def test_with_whatever_else(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], there: bool
+    folder: Path, monkeypatch: pytest.MonkeyPatch, sections: dict[str, Any], there: tuple[int, ...], looked: bool
 ) -> None:
     """What a tower at its place does not go with is not looked at, and is no error, for nobody asked for it."""
     write_data(folder / "data.h5", samples=SAMPLES)
     on_hosts(monkeypatch, APART[COMM.size])
     priced(monkeypatch, BY_BYTE, BY_BYTE)
     told = len(sections.get("exchange", {}).get("forms", {})) == 4
-    wanted = config(folder, "flat", form="pooled" if told else "auto", **sections)
+    wanted = config(folder, "flat", form="pooled" if told else "auto", options={"ratio": 4}, **sections)
     with open_session(wanted) as session:
-        towers = computed(session)
+        towers, chosen = computed(session), session.parts.chosen
         losses = [step.run() for step in session.steps()]
     with on_every_rank():
-        assert bool(towers) == there and (towers != {"tower1"} or "exchange" in sections), towers
+        assert (chosen is not None and "predicted_exchange_s" in chosen.found) == looked
+        assert towers == {f"tower{number}" for number in there}
         assert len(losses) == STEPS and np.all(np.isfinite(losses))
