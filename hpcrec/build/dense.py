@@ -106,7 +106,7 @@ class DenseSide:
         assert dense is not None
         name, why = reducer_at_hand(dense, threads=self._world.threads_may_communicate)
         if why and dense.rank == 0:
-            say(f"hpcrec: dense gradients are summed by MPI: {why}")
+            say(f"hpcrec: dense gradients are summed by MPI: {why}\n")
         return name
 
     def part(self, away: Sequence[nn.Parameter]) -> DensePart | None:

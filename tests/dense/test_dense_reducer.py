@@ -4,6 +4,7 @@ import math
 import random
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import torch
 from mpi4py import MPI
 from torch import nn
 
+from hpcrec.build.dense import DenseSide
 from hpcrec.comm.collectives import Collectives
 from hpcrec.comm.ledger import TAGS, Ledger
 from hpcrec.dense.allreduce import make_allreduce, reducer_at_hand
@@ -352,3 +354,11 @@ def test_where_one_rank_has_no_horovod_mpi_sums_on_all(monkeypatch):
     assert flat.tolist() == [2.0 * dense.size] * 3
     allreduce.close()
     dense.close()
+
+
+def test_why_mpi_sums_is_a_line_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("hpcrec.build.dense.reducer_at_hand", lambda *_, **__: ("mpi", "there is no Horovod."))
+    side = DenseSide.__new__(DenseSide)
+    side._world = SimpleNamespace(dense=SimpleNamespace(rank=0), threads_may_communicate=True)  # type: ignore[assignment]
+    assert side._reducer_at_hand() == "mpi"
+    assert capsys.readouterr().err == "hpcrec: dense gradients are summed by MPI: there is no Horovod.\n"
