@@ -173,7 +173,7 @@ def settle(
     kept = on_root(world.main, lambda: kept_in(config))
     if kept and (config.exchange.path == "auto" or TOWERS in kept):
         return _taken(kept, offers_by)
-    if kept is not None and not kept:  # it goes on, from before there was anything to say
+    if kept is not None:  # it goes on, from before there was anything to say of towers
         offers_by = {way: offers for way, offers in offers_by.items() if not way.at_place}
     if len(offers_by) == 1:
         return None

@@ -158,7 +158,8 @@ def test_the_host_that_sends_most_is_waited_for(folder: Path, monkeypatch: pytes
     with on_every_rank():
         assert found["computed"] == {"tower0", "tower1"} and np.count_nonzero(sent_R) == 2
         seconds = found["predicted_exchange_s"]["flat, towers at their place"]
-        assert seconds == pytest.approx(2e-6 * sent_R.max(), rel=0.15), sent_R
+        padding = 64 * (COMM.size - 1)
+        assert sent_R.max() - padding <= seconds / 2e-6 <= sent_R.max() + 1, (seconds, sent_R)
 
 
 @pytest.mark.parallel([4])
