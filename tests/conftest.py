@@ -25,6 +25,7 @@ MPI_ENVIRONMENT = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "OMP_NUM_THREADS": "1",
 }
+ODD = 3  # ranks on which every test runs that asks for them
 RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 for _name, _value in MPI_ENVIRONMENT.items():
@@ -71,6 +72,25 @@ def in_turn(item: pytest.Item) -> bool:
     return place % turns == counts.index(chosen["_nprocs"]) % turns
 
 
+def on_some(item: pytest.Item, places: Counter[tuple[str, int]]) -> bool:
+    """Whether a test without ``in_turn`` is for every run on its number of ranks; ``places`` counts those seen so far.
+
+    One that asks for 3 ranks and for two or more other numbers runs on 3, as odd numbers find most, and on one of the
+    others: which one its name and the place of its case choose, so that a test's cases are on different ones.
+    """
+    asked = item.get_closest_marker("parallel")
+    if not asked or not asked.args or item.get_closest_marker("in_turn") or speed_of(item) == "slow":
+        return True
+    counts = [asked.args[0]] if isinstance(asked.args[0], int) else list(asked.args[0])
+    others = [n for n in counts if n != ODD]
+    if len(others) < 2 or len(others) == len(counts):
+        return True
+    test, n = item.nodeid.partition("[")[0], item.callspec.params["_nprocs"]  # type: ignore[attr-defined]
+    place = places[test, n]
+    places[test, n] += 1
+    return n in (ODD, others[(crc32(test.encode()) + place) % len(others)])
+
+
 def fast_values(value: Any, n: int) -> tuple[Any, ...] | None:
     """A value of ``parametrize`` for each of n names; None where it is for ``make soak``."""
     if any(mark.name == "slow" for mark in getattr(value, "marks", ())):
@@ -81,8 +101,9 @@ def fast_values(value: Any, n: int) -> tuple[Any, ...] | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leaves cases on numbers of ranks whose turn it is not to ``make soak``; and those between ``--every``."""
+    places = Counter[tuple[str, int]]()
     for item in items:
-        if not in_turn(item):
+        if not in_turn(item) or not on_some(item, places):
             item.add_marker(pytest.mark.slow)
     if (every := config.getoption("--every")) > 1:
         seen = Counter[str]()

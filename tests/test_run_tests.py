@@ -1,6 +1,8 @@
 """tools/run_tests.py counts over ranks, and ends what hangs with its stacks: the suite's own alarm has to ring."""
 
 import importlib.util
+import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -119,3 +121,47 @@ def test_ranks_that_hang_say_where(runner: ModuleType, tmp_path: Path, capfd: py
     for rank in range(2):
         assert f"test_it.py::test_here: never ended on rank {rank}" in said
     assert len(runner.FAILURES) == 1 and runner.FAILURES[0].endswith("test_it.py::test_here"), runner.FAILURES
+
+
+ASKING = """
+import pytest
+
+@pytest.mark.parallel([1, 2, 3, 4])
+@pytest.mark.parametrize("case", "abc")
+def test_many(case): ...
+
+@pytest.mark.parallel([1, 2, 3, 4])
+def test_one(): ...
+
+@pytest.mark.parallel([1, 2, 4])
+def test_even(): ...
+
+@pytest.mark.parallel([2, 3])
+def test_two(): ...
+
+@pytest.mark.parallel(2)
+def test_only(): ...
+"""
+
+
+def test_each_case_runs_on_3_ranks_and_on_another_number(tmp_path: Path) -> None:
+    (tmp_path / "test_asking.py").write_text(ASKING)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "tests.conftest", f"--rootdir={tmp_path}"]
+    done = {
+        mark: subprocess.run([*command, "-m", mark, tmp_path], cwd=ROOT, capture_output=True, text=True, check=True)
+        for mark in ("not slow", "slow")
+    }
+    fast, slow = (
+        {(of[0], int(of[1]), of[2] or "") for of in re.findall(r"::test_(\w+)(?:\[nprocs=(\d)(?:-(\w))?])", one.stdout)}
+        for one in done.values()
+    )
+    whole = {("many", n, case) for n in (1, 2, 3, 4) for case in "abc"} | {("one", n, "") for n in (1, 2, 3, 4)}
+    kept = {("even", 1, ""), ("even", 2, ""), ("even", 4, ""), ("two", 2, ""), ("two", 3, "")}
+    assert fast | slow == whole | kept
+    assert fast & slow == set()
+    assert kept < fast
+    assert {n for name, n, _ in fast if name == "many"} == {1, 2, 3, 4}
+    for name, case in [("one", ""), ("many", "a"), ("many", "b"), ("many", "c")]:
+        of = {n for its, n, its_case in fast if (its, its_case) == (name, case)}
+        assert 3 in of
+        assert len(of) == 2

@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STARTED_S = time.monotonic()
 SLURM, APART = -1, -2  # in place of a number of ranks
 # Of the serial tests so many that they, and then those on one rank, take about as long as the others.
-APART_FILES = ("tests/kernels", "tests/failing_files", "tests/simulated", "tests/bad_input")
+APART_FILES = ("tests/kernels", "tests/failing_files", "tests/simulated", "tests/bad_input", "tests/api")
 SHOWN_FILES, SHOWN_S = 10, 10.0  # of those that take most CPU, and from how much on
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
