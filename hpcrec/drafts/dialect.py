@@ -114,7 +114,13 @@ def _of_text(path: Path, kind: Kind, label: str, columns: Sequence[str]) -> Dial
     if len(names) != count:
         raise ConfigError(f"{path}: has {count} columns, but --columns names {len(names)}; name each.")
     if len(set(names)) != len(names):
-        raise ConfigError(f"{path}: a name occurs twice in {', '.join(names)}; name each column once.")
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        if not header:
+            raise ConfigError(f"{path}: --columns names {twice!r} twice; name each column once.")
+        raise ConfigError(
+            f"{path}: the first line has the label, {label!r}, so that it is taken for names, and has {twice!r} twice; "
+            "name each column once. If it is a line of values, name columns by --columns, or take --label c1 (c2, ...)."
+        )
     return Dialect(names, delimiter, quotes, header, share, True, why)
 
 
