@@ -249,8 +249,8 @@ def test_real_clicks_of_criteo(tmp_path: Path) -> None:
     made, text = drafted(tmp_path, "criteo_kaggle_sample.tsv.gz", "--label", "c1")
     assert (made.delimiter, made.header, len(made.columns)) == ("\t", False, 40)
     assert "gives the label away" not in text and len(made.sparse) + len(made.dense) == 39
-    # By hand (`prepare criteo`) the 13 integers are dense inputs, or bins, and the 26 values ids. Here a column is one of
-    # them; two of the integers are too few and too even for counts, and the draft says so.
+    # By hand (`prepare criteo`) the 13 integers are dense inputs, or bins, and the 26 values ids. Here a column is
+    # one of these; two of the integers have too few or too even values for counts, and the draft says so.
     assert set(made.sparse) | set(made.dense) == {f"c{i}" for i in range(2, 41)}
     ids = {name for name, spec in made.sparse.items() if spec.ids == "vocabulary"}
     assert ids == {f"c{i}" for i in range(15, 41)} | {"c4", "c11"}
