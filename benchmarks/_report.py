@@ -74,6 +74,13 @@ def claim(
     return found if reason is None else found | {"reason": reason}
 
 
+def repeated(name: str, values: Sequence[float], unit: str, goal: str | None = None) -> dict[str, Any]:
+    """A claim of the median, which holds where its interval does; of no values it has none."""
+    if not values:
+        return claim(name, None, unit, goal)
+    return claim(name, statistics.median(values), unit, goal, sure=interval(values))
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median and range."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from _report import claim, finish, options, spread
+from _report import claim, finish, options, repeated, spread
 
 RANK = Path(__file__).resolve().parent / "on_ranks" / "metrics_rank.py"
 FULL, QUICK = (10_000_000, 1_000_000), (1_000_000, 100_000)  # samples, groups
@@ -48,7 +48,10 @@ def measure(ranks: int, samples: int, groups: int, repeats: int) -> list[dict[st
             sys.exit(done.stdout + done.stderr)
         found = json.loads(out.read_text())
     about = {"ranks": ranks, "samples": samples, "groups": groups}
-    return [{"metric": row["metric"], "value": row["value"], **about, **spread(row["seconds"])} for row in found]
+    return [
+        {"metric": row["metric"], "value": row["value"], **about, **spread(row["seconds"]), "seconds": row["seconds"]}
+        for row in found
+    ]
 
 
 def claims_of(rows: list[dict[str, Any]], ranks: int, *, quick: bool) -> list[dict[str, Any]]:
@@ -56,7 +59,7 @@ def claims_of(rows: list[dict[str, Any]], ranks: int, *, quick: bool) -> list[di
     name, unit, goal = "metrics.gauc_s", "s", "<= 10"
     if quick or ranks != 2:
         return [claim(name, None, unit, goal, reason="the goal is of 10 million samples on 2 ranks")]
-    return [claim(name, rows[0]["median"], unit, goal)]
+    return [repeated(name, rows[0]["seconds"], unit, goal)]
 
 
 if __name__ == "__main__":

@@ -83,7 +83,7 @@ def test_claims_are_ratios_within_rounds(speed):
     assert claim == {
         "id": "speed.w1.2ranks",
         "value": 1.0,
-        "unit": "hpcrec-fused / tbe",
+        "unit": "hpcrec-fused / tbe (1 to 3)",
         "goal": ">= 1.4",
         "holds": False,
     }

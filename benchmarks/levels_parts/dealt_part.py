@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from _report import claim, interval
+from _report import claim, repeated
 from des_parts.cells import Row
 from hybrid_parts import runs
 from levels_parts import arms
@@ -65,8 +65,7 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
             ("levels_alone", "levels", PLACED, "tables within hosts, flat", None),
         ):
             ratios = [b["step_s"] / a["step_s"] for a, b in zip(found[arm], found[beside], strict=True)]
-            unit, sure = f"times the samples/s of {what}", interval(ratios)
-            claims.append(claim(f"levels.speed.{name}.{rate}", statistics.median(ratios), unit, wanted, sure=sure))
+            claims.append(repeated(f"levels.speed.{name}.{rate}", ratios, f"times the samples/s of {what}", wanted))
         if rate == arms.RATES[0]:
             flat = arms.crossing(found["pooled"][0], RANKS)
             for name, arm, most in (("dealt", "over all, levels", 0.55), ("within", "levels", 0.15)):

@@ -8,11 +8,10 @@ ranks by the ledger of 64 ranks on this machine that are told these hosts, for w
 ``BURST`` as of ``dealt_part``.
 """
 
-import statistics
 from functools import partial
 from pathlib import Path
 
-from _report import claim, interval
+from _report import claim, repeated
 from _workloads import CRITEO, W1
 from des_parts.cells import Row, show
 from hybrid_parts import runs
@@ -54,7 +53,7 @@ def measure(cache: Path, cluster: Path, *, quick: bool) -> tuple[list[Row], list
             ratios = [b["step_s"] / a["step_s"] for a, b in zip(found[f"{form}, levels"], found[form], strict=True)]
             unit = f"times the samples/s of the flat path, form {form}"
             name = f"levels.speed.one_hot.{form}.{rate}"
-            claims.append(claim(name, statistics.median(ratios), unit, sure=interval(ratios)))
+            claims.append(repeated(name, ratios, unit))
         if rate == arms.RATES[0]:
             claims.append(_ratio("4x2", found["rows, levels"][0], found["rows"][0], RANKS))
     if not quick:

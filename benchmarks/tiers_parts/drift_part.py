@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _report import claim, finish, interval
+from _report import claim, finish, repeated
 from speed_parts import hpcrec_data, workload
 from speed_parts.launch import PARTS as CONFIGS
 from tiers_parts import fio, laws, limits
@@ -126,4 +126,4 @@ def claimed(rows: list[Row], size: Size, reason: str | None) -> Row:
     start = min(list(settled).index(True), len(shares) - 2 * size.ends)
     at_first = statistics.median(shares[start : start + size.ends])
     ratios = [share / at_first for share in shares[-size.ends :]]
-    return claim("tiers.drift", statistics.median(ratios), "of the speed at first", GOAL, sure=interval(ratios))
+    return repeated("tiers.drift", ratios, "of the speed at first", GOAL)
