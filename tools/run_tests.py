@@ -1,8 +1,8 @@
 """Runs the whole test suite: serial tests in one pytest, then MPI tests in one mpirun for each rank count they ask for.
 
-Serial tests take one core. Beside them run some of them apart, then those on one rank; and beside both those on a
-Slurm of several nodes, which mostly wait; as root on Debian it is installed and started for them. What runs beside is
-shown when it has ended.
+Serial tests run in three lanes, as each waits a good part of its time; after the last those on one rank. Beside them
+run those on a Slurm of several nodes, which mostly wait; as root on Debian it is installed and started for them. What
+runs beside is shown when it has ended.
 
 ``make test`` calls it with the virtual environment's Python. Rank 0 is shown as it runs, the other ranks' output is
 kept apart and its end is shown when something fails. A run past its limit is asked for every rank's stacks (USR2,
@@ -27,14 +27,18 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 STARTED_S = time.monotonic()
-SLURM, APART = -1, -2  # in place of a number of ranks
-# Of the serial tests so many that they, and then those on one rank, take about as long as the others.
-APART_FILES = ("tests/kernels", "tests/failing_files", "tests/simulated", "tests/bad_input", "tests/api")
+SLURM, APART = -1, -2  # in place of a number of ranks; lanes of serial tests from APART downwards
+# Of the serial tests, in lanes that take about as long as the others, the last with those on one rank after it.
+APART_FILES = (
+    ("tests/kernels", "tests/failing_files", "tests/simulated", "tests/bad_input", "tests/api"),
+    tuple(f"tests/{name}" for name in ("cli", "data", "disk", "docs", "drafts", "embedding", "first_hour", "launcher")),
+)
 SHOWN_FILES, SHOWN_S = 10, 10.0  # of those that take most CPU, and from how much on
 TAIL_LINES = 120  # of each other rank's output, shown on failure
 STACKS_S = 3.0  # between asking for the stacks and ending a run
@@ -119,11 +123,12 @@ def main() -> int:
     def counts() -> list[int]:
         return list(rank_counts(notes, speed)) if args.ranks is None else args.ranks
 
-    def beside() -> None:
+    def lane(number: int) -> None:
         if apart:
             with kept() as show:
-                part(Run("apart", limits, show), APART, "not parallel and not slurm", APART_FILES)
-        if wait_collected(notes) and 1 in counts():
+                name = f"apart {number + 1}"
+                part(Run(name, limits, show), APART - number, "not parallel and not slurm", APART_FILES[number])
+        if number == len(APART_FILES) - 1 and wait_collected(notes) and 1 in counts():
             with kept() as show:
                 on_ranks(1, show)
 
@@ -139,17 +144,19 @@ def main() -> int:
         if args.slurm == "only":
             on_slurm(print_now)
         else:
-            others = [pool.submit(run) for run in (beside, waiting)] if args.serial else []
+            lanes = [partial(lane, number) for number in range(len(APART_FILES))]
+            others = [pool.submit(run) for run in (*lanes, waiting)] if args.serial else []
             try:
-                left_out = [f"--ignore={files}" for files in APART_FILES] if apart else []
+                left_out = [f"--ignore={file}" for files in APART_FILES for file in files] if apart else []
                 if args.serial:
                     part(Run("serial", limits, print_now), 0, "not parallel and not slurm", left_out)
             finally:
                 COLLECTED.set()
             for other in others:
                 other.result()
-            if apart and (asked := asks(Path(folder) / str(APART), speed, but="0")):
-                raise SystemExit(f"{', '.join(APART_FILES)} are run without ranks, but ask for some: {asked}")
+            for number, files in enumerate(APART_FILES if apart else ()):
+                if asked := asks(Path(folder) / str(APART - number), speed, but="0"):
+                    raise SystemExit(f"{', '.join(files)} are run without ranks, but ask for some: {asked}")
             for n in counts():
                 if n != 1 or not args.serial:
                     on_ranks(n, print_now)
