@@ -88,7 +88,7 @@ def test_bytes_of_a_step_leave_ids_out() -> None:
 
 def test_time_saved_and_cost() -> None:
     rows = [
-        {"link": link, "run": run, "step_ms": ms, "compression_ms": 2.0}
+        {"link": link, "run": run, "step_ms": ms, "turns_ms": [ms] * 3, "compression_ms": 2.0}
         for link, times in (("1gbit", (100.0, 80.0, 50.0)), ("100mbit", (800.0, 75.0, 60.0)))
         for run, ms in zip(time_part.RUNS, times, strict=True)
     ]
@@ -102,6 +102,7 @@ def test_time_saved_and_cost() -> None:
     ]
     medians = time_part.medians(timed)
     assert [m["step_s"] for m in medians] == [2.0, 20.0, 6.0]
+    assert medians[1]["turns_ms"] == [1e4, 3e4, 2e4]
     assert [set(m["clocked_s"].values()) for m in medians] == [{0.2}, {2.0}, {0.6}]
     assert time_part.told({"gather": 0.0021, "expand": 0.004, "scatter_add": 0.0}) == "expand 4.00, gather 2.10"
 
