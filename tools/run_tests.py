@@ -37,7 +37,10 @@ SLURM, APART = -1, -2  # in place of a number of ranks; lanes of serial tests fr
 # Of the serial tests, in lanes that take about as long as the others, the last with those on one rank after it.
 APART_FILES = (
     ("tests/kernels", "tests/failing_files", "tests/simulated", "tests/bad_input", "tests/api"),
-    tuple(f"tests/{name}" for name in ("cli", "data", "disk", "docs", "drafts", "embedding", "first_hour", "launcher")),
+    (
+        "tests/test_end_to_end.py",
+        *(f"tests/{name}" for name in ("cli", "data", "disk", "docs", "drafts", "embedding", "first_hour", "launcher")),
+    ),
 )
 SHOWN_FILES, SHOWN_S = 10, 10.0  # of those that take most CPU, and from how much on
 TAIL_LINES = 120  # of each other rank's output, shown on failure
