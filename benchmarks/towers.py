@@ -41,8 +41,7 @@ def main() -> None:
             rows, claims = partition_part.measure(cache, quick=arguments.quick)
         else:
             rows, claims = quality_part.measure(cache, arguments.data, part, quick=arguments.quick)
-        name = "towers" if part == PARTS[0] else f"towers_{part}"
-        finish(name, rows, claims, path)
+        finish("towers", rows, claims, path)
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ PARTS = {
 DESCRIBED = {  # by which file a part is described, where it is not that of its name
     **{f"cached_{part}": "quality_part" for part in QUALITY},
     **{f"hybrid_{part}": "auc_part" for part in ("synthetic", "movielens", "criteo", "hot")},
+    **{f"towers_{part}": "quality_part" for part in ("planted", "share", "towers", "long", "movielens", "criteo")},
     "gpu": "",  # all of its parts are in one file
 }
 # what the committed figures were run with
