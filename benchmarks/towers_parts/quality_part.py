@@ -55,7 +55,10 @@ STEPS, LONG = 3000, 6000  # of 2,048 samples
 SHARES = (0.0, 0.02, 0.05, 0.2, 1.0)
 LEARNED = 0.01  # how far flat may be below what is attainable, or nothing is said
 MARGIN = {"planted": 0.0005, "movielens": 0.001, "movielens_sides": 0.001}
-RATES = ((5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1))  # of rows, of dense parameters
+RATES = (  # of rows, of dense parameters
+    (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
+    (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
+)
 FIRST = ((3, 1), (3, 3))  # where searches for them begin
 MODELS = {
     "dmt_dlrm": ("dlrm", "bottom=[64], top=[128, 64]"),
