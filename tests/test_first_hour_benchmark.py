@@ -51,12 +51,10 @@ def test_a_cause_is_named_where_every_run_of_it_is_and_costs_a_fifth() -> None:
         assert claimed([*every, one])["causes_named"] == 5
     cheap = [row("slow_disk", 4, cost=0.05) for _ in range(4)]  # the median of those on 4 ranks is of no fifth
     assert claimed([*every, *cheap])["causes_named"] == 5
-    assert (
-        claimed([*every, *(row("few_threads", 4, cost=0.6) for _ in range(4))])["causes_named"] == 6
-    )  # has no strength
-    assert (
-        claimed([one for one in every if one["cause"] != "slow_link"], {"slow_link": "no hosts"})["causes_named"] == 5
-    )
+    dear = [row("few_threads", 4, cost=0.6) for _ in range(4)]  # which has no strength
+    assert claimed([*every, *dear])["causes_named"] == 6
+    unlinked = [one for one in every if one["cause"] != "slow_link"]
+    assert claimed(unlinked, {"slow_link": "no hosts"})["causes_named"] == 5
 
 
 def test_a_healthy_run_is_blamed_by_a_cause_or_a_slow_rank() -> None:
