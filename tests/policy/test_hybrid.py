@@ -429,7 +429,7 @@ def test_a_step_left_out_changes_nothing_and_counts(folder: Path) -> None:
 
 
 @pytest.mark.parallel([1])  # of several ranks another may wait for one that has failed, as ever
-def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path) -> None:
+def test_an_error_on_the_thread_is_raised_before_rows_that_wait_for_it(folder: Path) -> None:
     write_data(folder / "data.h5")
     with open_session(config_of(folder, 1, "pooled")) as session:
         exchange = session.parts.pipeline.exchange
@@ -444,7 +444,8 @@ def test_an_error_on_the_thread_is_raised_by_the_next_call(folder: Path) -> None
         with pytest.raises(torch.OutOfMemoryError, match="no room"):
             for step in session.steps():
                 step.run()
-        assert 3 <= session.step + 1 <= 4
+        # The third update fails. That step and the one after it may be over by then; rows of the next wait for the update.
+        assert 2 <= session.step <= 4
         session.parts.pipeline._flight = None  # so that it can be closed
 
 
