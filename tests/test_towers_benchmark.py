@@ -93,6 +93,23 @@ def test_what_is_known_is_not_run_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert [again.auc(of, case) for case in cases] == [kept.auc(of, case) for case in cases] and len(ran) == 2
     again.run(of, [trained.Case(("train.steps=2",), 2)])
     assert len(ran) == 3 and ran[0]["ranks_a_host"] == 1
+    known = (tmp_path / "towers_runs.jsonl").rename(tmp_path / "known.jsonl")
+    assert trained.Kept(tmp_path / "other", known).auc(of, cases[1]) == kept.auc(of, cases[1]) and len(ran) == 3
+    known.write_text(known.read_text().replace('"of": "', '"of": "not '))
+    trained.Kept(tmp_path / "third", known).run(of, cases[:1])
+    assert len(ran) == 4  # those of other data and models are not taken
+
+
+def test_committed_figures_follow_from_committed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of planted data, whatever data and models they were taken with, without another run."""
+    monkeypatch.setattr(launch, "local", lambda *_, **__: pytest.fail("a run that is not there"))
+    monkeypatch.setattr(data.Planted, "files", lambda *_: pytest.fail("a run that is not there"))
+    known, of = tmp_path / "known.jsonl", trained.Kept(tmp_path)._of
+    runs = map(json.loads, (BENCHMARKS / "results" / "towers_runs.jsonl").read_text().splitlines())
+    known.write_text("".join(json.dumps({**run, "of": of}) + "\n" for run in runs))
+    result = json.loads((BENCHMARKS / "results" / "towers_planted.json").read_text())
+    found = quality_part.measure(trained.Kept(tmp_path, known), tmp_path, "planted", quick=False)
+    assert found == (result["rows"], result["claims"])
 
 
 def test_a_ratio_holds_by_both_intervals() -> None:
@@ -157,7 +174,7 @@ def test_a_line_has_the_bound_by_its_definition() -> None:
 
     unshaped = {"flat": ran(1.0, 8e6), "r2": ran(0.7, 2e6), "r2, dense ranks": ran(0.8, 8e6)}
     shaped = {"flat": ran(4.0, 8e6), "r2": ran(1.25, 2e6), "r2, dense ranks": ran(3.0, 8e6)}
-    row = speed_part.line("dmt_dlrm", "bags", 2, "1gbit", {"1gbit": shaped, arms.UNSHAPED: unshaped})
+    row = speed_part.line("speed", "dmt_dlrm", 2, "1gbit", {"1gbit": shaped, arms.UNSHAPED: unshaped})
     assert (row["c"], row["k"], row["q"]) == (0.75, 0.8, 4.0)
     assert row["bound"] == pytest.approx(1 / (0.25 * 0.8 + 0.75 / 4)) and row["faster"] == pytest.approx(3.2)
     assert row["of_bound"] == pytest.approx(3.2 / row["bound"])
@@ -165,17 +182,18 @@ def test_a_line_has_the_bound_by_its_definition() -> None:
 
 def test_rates_are_sought_until_no_next_ones_are_better() -> None:
     class Found:
-        """AUC that are highest at rows' fifth rate and the first of dense parameters."""
+        """AUC that are highest at rows' fifth rate and one of dense parameters, below which others are so much less."""
 
-        def __init__(self) -> None:
-            self.runs = list[tuple[int, int]]()
+        def __init__(self, dense: int = 0, less: float = 0.1) -> None:
+            self.runs, self.dense, self.less = list[tuple[int, int]](), dense, less
 
         def run(self, _: Any, cases: Any) -> None:
             self.runs += [self.place(case) for case in cases]
 
         def auc(self, _: Any, case: Any) -> float:
             rows, dense = self.place(case)
-            return 1 - abs(rows - 4) / 10 - dense / 10
+            more, fewer = max(0, dense - self.dense), max(0, self.dense - dense)
+            return 1 - abs(rows - 4) / 10 - more / 10 - fewer * self.less
 
         def place(self, case: Any) -> tuple[int, int]:
             values = [float(text.partition("lr=")[2]) for text in case.settings if "lr=" in text]
@@ -186,6 +204,9 @@ def test_rates_are_sought_until_no_next_ones_are_better() -> None:
     measured = quality_part.Measured(found, pilot, pilot.groups, 10, 10)  # type: ignore[arg-type]
     assert measured.rates(quality_part.FLAT) == ("embedding.optimizer.lr=0.01", "dense.optimizer.lr=0.0003")
     assert set(found.runs) < {(a, b) for a in range(6) for b in range(5)} and found.runs[0] == quality_part.FIRST[0]
+    for less, rate in ((0.00015, "0.01"), (0.001, "0.03")):
+        calm = quality_part.Measured(Found(4, less), pilot, pilot.groups, 10, 10)  # type: ignore[arg-type]
+        assert calm.rates(quality_part.FLAT)[1] == f"dense.optimizer.lr={rate}"
     unsought = quality_part.Measured(found, pilot, pilot.groups, 10, 0)  # type: ignore[arg-type]
     assert unsought.rates(quality_part.FLAT) == ("embedding.optimizer.lr=0.005", "dense.optimizer.lr=0.001")
 

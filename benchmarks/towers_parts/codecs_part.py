@@ -44,15 +44,15 @@ CODECS = {
 MARKS = {"flat": "o", "narrow": "s", "towers": "D"}
 
 
-def measure(cache: Path, cluster: Path, picture: Path | None, *, quick: bool) -> list[Row]:
+def measure(kept: Kept, cluster: Path, picture: Path | None, *, quick: bool) -> list[Row]:
     """Rows of the table."""
-    kept, pilot = Kept(cache), Planted(SHARE, PILOT)
+    pilot = Planted(SHARE, PILOT)
     measured = Measured(kept, pilot, pilot.groups, *((100, 0) if quick else (STEPS, STEPS)))
     seeds = SEEDS[: 2 if quick else 3]
     if picture is not None:
         import matplotlib.figure  # noqa: F401  before hours of runs
     auc = {name: [kept.auc(data, case) for data, case in of] for name, of in cases(kept, measured, seeds).items()}
-    timed = speeds(cache, cluster, measured, repeats=1 if quick else REPEATS)
+    timed = speeds(kept.cache, cluster, measured, repeats=1 if quick else REPEATS)
     rows = []
     for name, of in auc.items():
         row: Row = {"part": "codecs", "arm": name, "seeds": len(seeds), "auc": statistics.mean(of)}

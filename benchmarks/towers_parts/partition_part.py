@@ -29,14 +29,14 @@ UNEVEN = 0.15
 SIGNALS = ("interactions", "coherent", "diverse")
 
 
-def measure(cache: Path, *, quick: bool) -> tuple[list[Row], list[Row]]:
+def measure(kept: Kept, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, and claims."""
-    kept, pilot = Kept(cache), Planted(SHARE, PILOT)
+    pilot = Planted(SHARE, PILOT)
     measured = Measured(kept, pilot, pilot.groups, *((100, 0) if quick else (STEPS, STEPS)))
     rows, found = list[Row](), dict[str, list[float]]()
     for seed in SEEDS[: 2 if quick else 5]:
         data = Planted(SHARE, seed)
-        towers_of = plans(data, cache, 50 if quick else PLAN_STEPS, again=seed == SEEDS[0])
+        towers_of = plans(data, kept.cache, 50 if quick else PLAN_STEPS, again=seed == SEEDS[0])
         names = sorted((name for group in data.groups for name in group), key=lambda name: int(name[1:]))
         arms = {"learned": towers_of["interactions"], "in order": dealt(names)}
         arms["random"] = dealt(np.random.default_rng(seed).permutation(names).tolist())

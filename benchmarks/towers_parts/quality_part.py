@@ -7,7 +7,9 @@ of 6 million samples (an epoch and a half); rows have the attainable AUC beside 
 Rates of rows and of dense parameters are those of ``RATES`` than which no next ones have a better AUC, on a seed that
 nothing else uses (``at_edge`` where one is the least or the largest of all): of ``flat``, of towers by ratio, and of
 ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross hosts as of towers of ratio r, or
-more. They are sought at a share of 5 %, by steps of 2 to 3.3 times, from two places. A gap is the mean difference over
+more. They are sought at a share of 5 %, by steps of 2 to 3.3 times, from two places; and where smaller dense rates
+have an AUC that is less by no more than ``TIE``, the least of them is taken, for the largest rate by which one seed
+learns is too large for some others. A gap is the mean difference over
 seeds, its interval the 95 % one of Student's t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
@@ -59,6 +61,7 @@ RATES = (  # of rows, of dense parameters
     (5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2),
     (3e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1),
 )
+TIE = 0.0002  # of AUC on a pilot's seed
 FIRST = ((3, 1), (3, 3))  # where searches for them begin
 MODELS = {
     "dmt_dlrm": ("dlrm", "bottom=[64], top=[128, 64]"),
@@ -129,7 +132,7 @@ class Measured:
             like = replace(arm, ratio=float(RATIO))
             first = FIRST if arm.kind == "flat" or arm == like else (self._sought(like),)
             ends = [self._climbed(arm, place) for place in first[: None if self._tried else 1]]
-            self._rates[arm] = ends[0] if len(ends) == 1 else self._best(arm, ends)
+            self._rates[arm] = self._calm(arm, ends[0] if len(ends) == 1 else self._best(arm, ends))
         return self._rates[arm]
 
     def _climbed(self, arm: Arm, best: tuple[int, int]) -> tuple[int, int]:
@@ -138,13 +141,27 @@ class Measured:
             best = better
         return best
 
+    def _calm(self, arm: Arm, best: tuple[int, int]) -> tuple[int, int]:
+        """Those rates, or smaller dense ones by which it learns as well."""
+        rows, dense = best
+        while self._tried and dense > 0:
+            own, less = self._tries(arm, [best, (rows, dense - 1)])
+            if less < own - TIE:
+                break
+            dense -= 1
+        return rows, dense
+
     def _best(self, arm: Arm, tried: Sequence[tuple[int, int]]) -> tuple[int, int]:
         """Of these places in ``RATES``; the first of equal ones."""
+        found = self._tries(arm, tried)
+        return tried[max(range(len(found)), key=found.__getitem__)]
+
+    def _tries(self, arm: Arm, tried: Sequence[tuple[int, int]]) -> list[float]:
+        """AUC of the pilot by rates at these places."""
         own = arm.settings(self._tried)
         cases = [Case((*own, *_settings(place), *self._every), PILOT) for place in tried]
         self._kept.run(self._pilot, cases)
-        found = [self._kept.auc(self._pilot, case) for case in cases]
-        return tried[max(range(len(found)), key=found.__getitem__)]
+        return [self._kept.auc(self._pilot, case) for case in cases]
 
     def auc(self, runs: Iterable[tuple[int, Data, Sequence[Arm]]]) -> dict[str, list[float]]:
         """By name of an arm, seed by seed; what is run are arms on data, by a seed."""
@@ -159,9 +176,8 @@ class Measured:
         return found
 
 
-def measure(cache: Path, files: Path, part: str, *, quick: bool) -> tuple[list[Row], list[Row]]:
+def measure(kept: Kept, files: Path, part: str, *, quick: bool) -> tuple[list[Row], list[Row]]:
     """Rows of the table, of the part of this name, and claims."""
-    kept = Kept(cache)
     if part == "movielens":
         return movielens(kept, files, quick=quick)
     if part == "criteo":

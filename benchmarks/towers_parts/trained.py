@@ -1,8 +1,10 @@
 """AUC of runs on test data, kept in a file from one call to the next, and intervals of paired differences.
 
 A run is known by its data, settings, seed and number of ranks: what is in the file is not run again, so that hours of
-them can be interrupted. The file's name says of which data and models (``SOURCES``) they are; where something else of
-the product changes what runs learn, another cache is to be given. Knows no models.
+them can be interrupted. Its lines say of which data and models (``SOURCES``) they are, and those of others are left
+out; where something else of the product changes what runs learn, another cache is to be given. A file of the same
+lines may be given beside it: that of the committed figures has each seed's AUC, from which they follow without a run.
+Knows no models.
 """
 
 import hashlib
@@ -67,12 +69,13 @@ class Case:
 class Kept:
     """What runs found, by what they are known by."""
 
-    def __init__(self, cache: Path) -> None:
-        of = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
-        self.cache, self._path, self._lock = cache, cache / f"towers-found-{of}.jsonl", threading.Lock()
+    def __init__(self, cache: Path, known: Path | None = None) -> None:
+        self._of = hashlib.sha256(b"".join(path.read_bytes() for path in SOURCES)).hexdigest()[:12]
+        self.cache, self._path, self._lock = cache, cache / "towers_runs.jsonl", threading.Lock()
         cache.mkdir(parents=True, exist_ok=True)
-        lines = self._path.read_text().splitlines() if self._path.exists() else []
-        self._found: dict[str, dict[str, float]] = {row["key"]: row for row in map(json.loads, lines)}
+        files = [path for path in (known, self._path) if path is not None and (path == known or path.exists())]
+        rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+        self._found: dict[str, dict[str, Any]] = {row["key"]: row for row in rows if row["of"] == self._of}
 
     def run(self, data: Data, cases: Iterable[Case]) -> None:
         """Runs those that are not there, two at once where they have one rank."""
@@ -90,14 +93,14 @@ class Kept:
                         )
                     )
 
-    def row(self, data: Data, case: Case) -> dict[str, float]:
+    def row(self, data: Data, case: Case) -> dict[str, Any]:
         """``auc``, ``logloss``, and ``attainable`` AUC."""
         self.run(data, [case])
         return self._found[case.key(data.name)]
 
     def auc(self, data: Data, case: Case) -> float:
         """Of the test data; 0 of a model that has diverged."""
-        return self.row(data, case)["auc"]
+        return float(self.row(data, case)["auc"])
 
     def _in_turn(self, data: Data, folder: Path, cases: Sequence[Case]) -> None:
         if not cases:
@@ -106,7 +109,8 @@ class Kept:
         with h5py.File(folder / "test.h5") as file:
             attainable = float(file.attrs.get(layout.ATTAINABLE_ATTRIBUTE, math.nan))
         for case, said in zip(cases, launch.local(jobs, ranks=cases[0].ranks, bound=False), strict=True):
-            row = {"key": case.key(data.name), "auc": said["auc"], "logloss": said["logloss"], "attainable": attainable}
+            row = {"of": self._of, "key": case.key(data.name), "auc": said["auc"], "logloss": said["logloss"]}
+            row["attainable"] = attainable
             with self._lock, self._path.open("a") as out:
                 out.write(json.dumps(row) + "\n")
                 self._found[row["key"]] = row
