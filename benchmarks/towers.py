@@ -5,7 +5,7 @@
 
 ``speed``, ``speed_one``
                a step across emulated hosts, of bags and of one id (``towers_parts/speed_part.py``)
-``planted``, ``share``, ``towers``, ``long``, ``movielens`` and ``criteo``
+``planted``, ``planted_dcn``, ``share``, ``towers``, ``long``, ``movielens`` and ``criteo``
                AUC (``towers_parts/quality_part.py``)
 ``codecs``     both, of towers, narrow rows, and codecs of flat models (``towers_parts/codecs_part.py``)
 ``partition``  towers that are found (``towers_parts/partition_part.py``)

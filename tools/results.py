@@ -60,7 +60,8 @@ PARTS = {
     "losses": "counts",
     **{f"losses_{part}": part for part in ("node", "speed")},
     "towers": "speed",
-    **{f"towers_{part}": part for part in ("speed_one", "planted", "share", "towers", "long", "codecs", "partition")},
+    **{f"towers_{part}": part for part in ("planted", "planted_dcn", "share", "towers", "long")},
+    **{f"towers_{part}": part for part in ("speed_one", "codecs", "partition")},
     **{f"towers_{part}": f"{part} --data DIR" for part in ("movielens", "criteo")},
     "first_hour": "causes",
     **{f"first_hour_{part}": part for part in ("init", "newcomer", "mistakes", "blocks", "page")},
@@ -72,7 +73,8 @@ PARTS = {
 DESCRIBED = {  # by which file a part is described, where it is not that of its name
     **{f"cached_{part}": "quality_part" for part in QUALITY},
     **{f"hybrid_{part}": "auc_part" for part in ("synthetic", "movielens", "criteo", "hot")},
-    **{f"towers_{part}": "quality_part" for part in ("planted", "share", "towers", "long", "movielens", "criteo")},
+    **{f"towers_{part}": "quality_part" for part in ("planted", "planted_dcn", "share", "towers", "long")},
+    **{f"towers_{part}": "quality_part" for part in ("movielens", "criteo")},
     "towers_speed_one": "speed_part",
     "gpu": "",  # all of its parts are in one file
 }

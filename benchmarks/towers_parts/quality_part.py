@@ -12,11 +12,11 @@ have an AUC that is less by no more than ``TIE``, the least of them is taken, fo
 learns is too large for some others. A gap is the mean difference over
 seeds, its interval the 95 % one of Student's t.
 
-``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8: ``towers.auc_interval.planted.<model>`` is the
-              lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
+``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8, DLRM: ``towers.auc_interval.planted.<model>`` is
+              the lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;
               ``towers.largest_ratio.planted.<model>`` the largest r whose ends hold both; and
               ``towers.half_width_gap.planted.<model>`` what flat loses by rows of half the width: as long as that is
-              less than the margin, width is padding
+              less than the margin, width is padding. ``planted_dcn``: the same of DCN, whose runs take twice as long
 ``share``     shares from 0 to 1, and data without groups, 5 seeds, r = 2 and 4, DLRM:
               ``towers.largest_cross_share.r<r>`` is the largest share up to which the lower end is above the margin,
               and flat has learned
@@ -69,7 +69,8 @@ MODELS = {
 }
 ML_STEPS, ML_PLAN_STEPS, ML_UNEVEN = 1200, 400, 0.95  # three epochs; and one
 CRITEO_STEPS, CRITEO_PLAN_STEPS, CRITEO_BATCH = 120, 60, 256  # three epochs; and twelve, of larger batches
-PARTS = ("planted", "share", "towers", "long", "movielens", "criteo")
+PLANTED = {"planted": "dmt_dlrm", "planted_dcn": "dmt_dcn"}
+PARTS = (*PLANTED, "share", "towers", "long", "movielens", "criteo")
 
 
 @dataclass(frozen=True)
@@ -185,13 +186,11 @@ def measure(kept: Kept, files: Path, part: str, *, quick: bool) -> tuple[list[Ro
     pilot = Planted(SHARE, PILOT)
     if part == "long":
         longer = Measured(kept, pilot, pilot.groups, *((200, 0) if quick else (LONG, STEPS)))
-        return on_planted(longer, part, SEEDS[: 2 if quick else 4], tuple(MODELS)[:1], (RATIO,)), []
+        return on_planted(longer, part, SEEDS[: 2 if quick else 4], (RATIO,)), []
     measured = Measured(kept, pilot, pilot.groups, *((100, 0) if quick else (STEPS, STEPS)))
-    if part == "planted":
-        models = tuple(MODELS)[: 1 if quick else None]
-        rows = on_planted(measured, part, SEEDS[:2] if quick else SEEDS, models, RATIOS)
-        of = {model: [row for row in rows if row["model"] == model] for model in models}
-        return rows, [one for model, some in of.items() for one in claims_of(some, part, model)]
+    if part in PLANTED:
+        rows = on_planted(measured, part, SEEDS[:2] if quick else SEEDS, RATIOS)
+        return rows, claims_of(rows, "planted", PLANTED[part])
     if part == "share":
         return by_share(measured, SHARES[:2] if quick else SHARES, SEEDS[: 2 if quick else 5])
     return by_towers(measured, SEEDS[: 1 if quick else 3]), []
@@ -266,15 +265,11 @@ def _learned(own: Row, data: str, model: str) -> list[Row]:
     return [claim(f"towers.flat_below_attainable.{data}.{model}", below, "of AUC", f"<= {LEARNED}")]
 
 
-def on_planted(
-    measured: Measured, part: str, seeds: Sequence[int], models: Sequence[str], ratios: Sequence[int]
-) -> list[Row]:
+def on_planted(measured: Measured, part: str, seeds: Sequence[int], ratios: Sequence[int]) -> list[Row]:
     """Towers that are planted, at a share of 5 %."""
-    rows, each = list[Row](), [(seed, Planted(SHARE, seed)) for seed in seeds]
-    for model in models:
-        found = measured.auc((seed, data, arms_of(model, data.groups, ratios)) for seed, data in each)
-        rows += lines({"part": part, "model": model}, found, ratios, measured)
-    return rows
+    model, each = PLANTED.get(part, "dmt_dlrm"), [(seed, Planted(SHARE, seed)) for seed in seeds]
+    found = measured.auc((seed, data, arms_of(model, data.groups, ratios)) for seed, data in each)
+    return lines({"part": part, "model": model}, found, ratios, measured)
 
 
 def by_share(measured: Measured, shares: Sequence[float], seeds: Sequence[int]) -> tuple[list[Row], list[Row]]:

@@ -164,9 +164,9 @@ def enough(found: Mapping[str, Row], ranks: int = RANKS) -> None:
 def chosen(model: str, results: Path = ROOT / "benchmarks" / "results") -> tuple[int, str]:
     """The ratio whose speed has the goal, and why that one."""
     largest: dict[str, Any] = {}
-    for data in ("planted", "movielens"):
-        path = results / f"towers_{data}.json"
-        claims = json.loads(path.read_text())["claims"] if path.exists() else []
+    for data, files in {"planted": ("planted", "planted_dcn"), "movielens": ("movielens",)}.items():
+        paths = [path for path in (results / f"towers_{name}.json" for name in files) if path.exists()]
+        claims = [of for path in paths for of in json.loads(path.read_text())["claims"]]
         largest[data] = {of["id"]: of["value"] for of in claims}.get(f"towers.largest_ratio.{data}.{model}")
     if None not in largest.values():
         return int(min(largest.values())), "the largest that loses nothing on planted data and MovieLens"
