@@ -1,61 +1,13 @@
 // Bindings of kernels that move and pool vectors: see bind.h.
 #include "bind.h"
 #include "fm.h"
+#include "hpcrec/arguments.h"
 #include "interaction.h"
 #include "lookup.h"
 #include "maximum.h"
 
 namespace hpcrec::bindings {
 namespace {
-
-template <class T> using Vectors3 = nb::ndarray<T, nb::ndim<3>, Where>;
-// Vectors [B, F, D] of any strides but that of the columns; an axis of one has none.
-template <class T> Strided<T> strided(const Vectors3<T>& array) {
-  return {array.data(), array.shape(0) > 1 ? array.stride(0) : 0, array.shape(1) > 1 ? array.stride(1) : 0};
-}
-template <class T> FmSums<T> fm_sums_of(const Vectors3<const T>& vectors) {
-  return {strided(vectors), static_cast<int64_t>(vectors.shape(0)), static_cast<int64_t>(vectors.shape(1)),
-          static_cast<int64_t>(vectors.shape(2))};
-}
-
-// Rows of E, float or half, come as B, of as many bytes: bits as int16, because torch has no uint16 to speak of.
-template <class T, class E, class B>
-Gather<T, E> gather(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
-                    const Maybe<Ids>& out_start, const Maybe<In<T>>& weights, const Maybe<In<T>>& scale,
-                    const Maybe<In<T>>& beside, const Maybe<Ids>& beside_start) {
-  static_assert(sizeof(E) == sizeof(B));
-  return {reinterpret_cast<const E*>(rows.data()),
-          index.data(),
-          offsets.data(),
-          pointer(out_start),
-          pointer(weights),
-          pointer(scale),
-          out.data(),
-          static_cast<int64_t>(rows.shape(0)),
-          static_cast<int64_t>(rows.shape(1)),
-          size(index),
-          size(offsets) - 1,
-          size(out),
-          pointer(beside),
-          pointer(beside_start),
-          beside ? size(*beside) : 0};
-}
-template <class T, class E, class B>
-Largest<T, E> largest(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
-                      const Maybe<Ids>& out_start, const Maybe<Out<int32_t>>& winners) {
-  static_assert(sizeof(E) == sizeof(B));
-  return {reinterpret_cast<const E*>(rows.data()),
-          index.data(),
-          offsets.data(),
-          pointer(out_start),
-          out.data(),
-          pointer(winners),
-          static_cast<int64_t>(rows.shape(0)),
-          static_cast<int64_t>(rows.shape(1)),
-          size(index),
-          size(offsets) - 1,
-          size(out)};
-}
 
 template <class T> void bind(nb::module_& m) {
   m.def(
@@ -71,16 +23,7 @@ template <class T> void bind(nb::module_& m) {
       "copy_vectors",
       [](In<T> source, Out<T> into, int64_t width, int64_t n, Maybe<Ids> source_start, Maybe<Ids> target_start,
          bool accumulate, Maybe<In<T>> scale, uintptr_t stream, Faults faults) {
-        const Copy<T> call{source.data(),
-                           into.data(),
-                           pointer(source_start),
-                           pointer(target_start),
-                           pointer(scale),
-                           n,
-                           width,
-                           size(source),
-                           size(into),
-                           accumulate};
+        const auto call = copy_of<T>(source, into, width, n, source_start, target_start, accumulate, scale);
         without_gil([&] { cuda::copy_vectors(call, queue(stream, faults)); });
       },
       "source"_a, "target"_a.noconvert(), "width"_a, "n"_a, "source_start"_a.none(), "target_start"_a.none(),
@@ -98,15 +41,7 @@ template <class T> void bind(nb::module_& m) {
       "pooled_max_backward",
       [](In<int32_t> winners, Ids offsets, In<T> gradients, Out<T> out, Maybe<Ids> source_start, uintptr_t stream,
          Faults faults) {
-        const LargestBackward<T> call{winners.data(),
-                                      offsets.data(),
-                                      gradients.data(),
-                                      pointer(source_start),
-                                      out.data(),
-                                      static_cast<int64_t>(out.shape(1)),
-                                      static_cast<int64_t>(out.shape(0)),
-                                      size(offsets) - 1,
-                                      size(gradients)};
+        const auto call = largest_backward<T>(winners, offsets, gradients, out, source_start);
         without_gil([&] { cuda::pooled_max_backward(call, queue(stream, faults)); });
       },
       "winners"_a, "offsets"_a, "gradients"_a, "out"_a.noconvert(), "source_start"_a.none(), "stream"_a,

@@ -3,58 +3,13 @@
 // types are checked in hpcrec/kernels/, contents by the kernels, which note in the word what they refused.
 #include "bind.h"
 #include "half_rows.h"
+#include "hpcrec/arguments.h"
 #include "ids.h"
 #include "learn.h"
 
 using namespace hpcrec::bindings;
 
 namespace {
-template <class T>
-hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
-                                   const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
-  return {segments.data(),
-          order.data(),
-          source_start.data(),
-          pointer(weights),
-          gradients.data(),
-          size(segments) - 1,
-          size(order),
-          size(source_start),
-          size(gradients),
-          width,
-          nullptr};
-}
-template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& unique) {
-  return {rows.data(), unique.data(), static_cast<int64_t>(rows.shape(0)), size(unique),
-          static_cast<int64_t>(rows.shape(1))};
-}
-template <class T>
-hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, double rest2, double bound,
-                             double total_width, const Maybe<Out<T>>& state1, const Maybe<Out<T>>& state2,
-                             const Maybe<In<T>>& norm) {
-  const auto as = [](double x) { return static_cast<T>(x); };
-  return {static_cast<hpcrec::Rule>(rule),
-          as(rate),
-          as(eps),
-          as(rest1),
-          as(rest2),
-          as(bound),
-          as(total_width),
-          pointer(state1),
-          pointer(state2),
-          pointer(norm)};
-}
-
-// Bits come as int16: torch has no uint16 to speak of.
-hpcrec::HalfRows half_rows(const Out<int16_t>& rows, int kind, bool nearest, uint64_t draws) {
-  return {reinterpret_cast<uint16_t*>(rows.data()), static_cast<hpcrec::HalfKind>(kind), nearest, draws};
-}
-hpcrec::Target<float, hpcrec::HalfRows> half_target(const Out<int16_t>& rows, const Ids& unique, int kind, bool nearest,
-                                                    uint64_t draws) {
-  return {half_rows(rows, kind, nearest, draws), unique.data(), static_cast<int64_t>(rows.shape(0)), size(unique),
-          static_cast<int64_t>(rows.shape(1))};
-}
-
 template <class T> void bind(nb::module_& m) {
   m.def(
       "merge",

@@ -1,29 +1,15 @@
 // Bindings of the kernels on copies of rows; see module.cpp.
 #include "hpcrec/bind_copies.h"
 
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
-
-#include <optional>
-
+#include "hpcrec/arrays.h"
 #include "hpcrec/copies.h"
-
-namespace nb = nanobind;
-using namespace nb::literals;
 
 namespace hpcrec {
 namespace {
-template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-template <class T> using Maybe = std::optional<T>;
-using Ids = In<int64_t>;
+using namespace bindings;
 using Written = Out<int64_t>;
 using Numbers = In<double>;
 using Flags = In<bool>;
-
-template <class A> auto pointer(const Maybe<A>& array) -> decltype(array->data()) {
-  return array ? array->data() : nullptr;
-}
 
 // Records are int64 [N, 4].
 CopyPlaces places(const Written& records, const Ids& slots) {
@@ -43,11 +29,6 @@ CopyTable<T> table(int rule, const Numbers& lr, const Numbers& eps, const Number
           pointer(numbers),
           static_cast<int64_t>(lr.size()),
           static_cast<int64_t>(rows.shape(2))};
-}
-
-template <class F> auto without_gil(F&& f) {
-  nb::gil_scoped_release release;
-  return f();
 }
 
 template <class T> void bind_tables(nb::module_& m) {

@@ -1,8 +1,6 @@
 // Bindings of messages between the ranks of one host; see module.cpp. Types are those that hpcrec/comm/window.py gives.
 #include "hpcrec/bind_host_messages.h"
 
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,27 +11,15 @@
 #include <tuple>
 #include <utility>
 
+#include "hpcrec/arrays.h"
 #include "hpcrec/host_messages.h"
 #include "hpcrec/phase.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace hpcrec {
 namespace {
-template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
+using namespace bindings;
 using Ints = In<int64_t>;
 using Bytes = Out<uint8_t>;
-
-template <class A> int64_t size(const A& array) {
-  return static_cast<int64_t>(array.size());
-}
-
-template <class F> auto without_gil(F&& f) {
-  nb::gil_scoped_release release;
-  return f();
-}
 
 // Of small copies the lock is kept: to have it again may take longer, where another thread computes.
 constexpr int64_t small = 65536;

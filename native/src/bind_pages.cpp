@@ -1,8 +1,6 @@
 // Bindings of rows in pages; see module.cpp. Sizes and types are looked at by the tier (hpcrec/disk/tier.py).
 #include "hpcrec/bind_pages.h"
 
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,18 +10,14 @@
 #include <system_error>
 #include <tuple>
 
+#include "hpcrec/arrays.h"
 #include "hpcrec/crc32c.h"
 #include "hpcrec/page_io.h"
 #include "hpcrec/pages.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace hpcrec {
 namespace {
-template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-using Ids = In<int64_t>;
+using namespace bindings;
 using Bytes = Out<uint8_t>;
 using Layout = std::tuple<int64_t, int64_t, int64_t>;
 
@@ -37,11 +31,6 @@ template <class T> std::vector<Column> columns(const std::vector<T>& arrays) {
   for (const T& array : arrays)
     found.push_back({const_cast<uint8_t*>(array.data()), static_cast<int64_t>(array.shape(1))});
   return found;
-}
-
-template <class F> auto without_gil(F&& f) {
-  nb::gil_scoped_release release;
-  return f();
 }
 
 std::tuple<int, int64_t> check_pages(const PageLayout& of, const uint8_t* pages, int64_t n, int64_t segment,

@@ -1,7 +1,6 @@
 // Bindings of the kernels on requests; see module.cpp.
 #include "hpcrec/bind_requests.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -10,24 +9,16 @@
 #include <utility>
 #include <vector>
 
+#include "hpcrec/arrays.h"
 #include "hpcrec/requests.h"
 #include "hpcrec/requests_deal.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace hpcrec {
 namespace {
-template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-using Ids = In<int64_t>;
+using namespace bindings;
 using Written = Out<int64_t>;
 using Flags = In<bool>;
 using Bytes = In<uint8_t>;
-
-template <class A> int64_t size(const A& array) {
-  return static_cast<int64_t>(array.size());
-}
 
 // Cells are int64 [N, 4].
 template <class Cell, class A> Cell* cells_of(const A& array) {

@@ -1,32 +1,20 @@
 // Bindings of the slot map; see module.cpp. Sizes and types are looked at by hpcrec/kernels/slots.py.
 #include "hpcrec/bind_slots.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/tuple.h>
 
 #include <tuple>
 
+#include "hpcrec/arrays.h"
 #include "hpcrec/slots.h"
 #include "hpcrec/slots_aging.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
-
 namespace hpcrec {
 namespace {
-template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-using Ids = In<int64_t>;
+using namespace bindings;
 
-template <class A> int64_t size(const A& array) {
-  return static_cast<int64_t>(array.size());
-}
 Slots slots_of(const Out<int64_t>& held, uint64_t seed, int sets = 1) {
   return {held.data(), size(held), seed, sets};
-}
-template <class F> auto without_gil(F&& f) {
-  nb::gil_scoped_release release;
-  return f();
 }
 
 // By the type of uses: clocks, or counts and clocks.

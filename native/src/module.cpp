@@ -1,13 +1,10 @@
 // Bindings of the native kernels: arrays in, pointers on, the GIL released. What each kernel computes is written in
 // hpcrec/kernels/reference.py; shapes and types are checked in hpcrec/kernels/, contents by the kernels.
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 
-#include <optional>
 #include <tuple>
 
+#include "hpcrec/arguments.h"
 #include "hpcrec/bind_copies.h"
 #include "hpcrec/bind_host_messages.h"
 #include "hpcrec/bind_pages.h"
@@ -32,118 +29,9 @@
 #include "hpcrec/threshold.h"
 #include "hpcrec/unpack.h"
 
-namespace nb = nanobind;
-using namespace nb::literals;
+using namespace hpcrec::bindings;
 
 namespace {
-template <class T> using In = nb::ndarray<const T, nb::c_contig, nb::device::cpu>;
-template <class T> using Out = nb::ndarray<T, nb::c_contig, nb::device::cpu>;
-template <class T> using Maybe = std::optional<T>;
-using Ids = In<int64_t>;
-
-template <class A> auto pointer(const Maybe<A>& array) -> decltype(array->data()) {
-  return array ? array->data() : nullptr;
-}
-template <class A> int64_t size(const A& array) {
-  return static_cast<int64_t>(array.size());
-}
-
-template <class F> auto without_gil(F&& f) {
-  nb::gil_scoped_release release;
-  return f();
-}
-
-template <class T>
-hpcrec::Occurrences<T> occurrences(const Ids& segments, const Ids& order, const Ids& source_start,
-                                   const Maybe<In<T>>& weights, const In<T>& gradients, int64_t width) {
-  return {segments.data(),
-          order.data(),
-          source_start.data(),
-          pointer(weights),
-          gradients.data(),
-          size(segments) - 1,
-          size(order),
-          size(source_start),
-          size(gradients),
-          width,
-          nullptr};
-}
-
-template <class T> hpcrec::Target<T> target(const Out<T>& rows, const Ids& unique) {
-  return {rows.data(), unique.data(), static_cast<int64_t>(rows.shape(0)), size(unique),
-          static_cast<int64_t>(rows.shape(1))};
-}
-
-template <class T>
-hpcrec::Learning<T> learning(int rule, double rate, double eps, double rest1, double rest2, double bound,
-                             double total_width, const Maybe<Out<T>>& state1, const Maybe<Out<T>>& state2,
-                             const Maybe<In<T>>& norm) {
-  auto as = [](double x) { return static_cast<T>(x); };
-  return {static_cast<hpcrec::Rule>(rule),
-          as(rate),
-          as(eps),
-          as(rest1),
-          as(rest2),
-          as(bound),
-          as(total_width),
-          pointer(state1),
-          pointer(state2),
-          pointer(norm)};
-}
-
-hpcrec::HalfRows half_rows(const Out<uint16_t>& rows, int kind, bool nearest, uint64_t draws) {
-  return {rows.data(), static_cast<hpcrec::HalfKind>(kind), nearest, draws};
-}
-hpcrec::Target<float, hpcrec::HalfRows> half_target(const Out<uint16_t>& rows, const Ids& unique, int kind,
-                                                    bool nearest, uint64_t draws) {
-  return {half_rows(rows, kind, nearest, draws), unique.data(), static_cast<int64_t>(rows.shape(0)), size(unique),
-          static_cast<int64_t>(rows.shape(1))};
-}
-// Calls f with an element of the kind.
-template <class F> void with_half(int kind, F&& f) {
-  if (static_cast<hpcrec::HalfKind>(kind) == hpcrec::HalfKind::fp16) f(hpcrec::Fp16{});
-  else f(hpcrec::Bf16{});
-}
-
-template <class T, class E, class B>
-hpcrec::Gather<T, E> gather(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
-                            const Maybe<Ids>& out_start, const Maybe<In<T>>& weights, const Maybe<In<T>>& scale,
-                            const Maybe<In<T>>& beside, const Maybe<Ids>& beside_start) {
-  static_assert(sizeof(E) == sizeof(B));
-  return {reinterpret_cast<const E*>(rows.data()),
-          index.data(),
-          offsets.data(),
-          pointer(out_start),
-          pointer(weights),
-          pointer(scale),
-          out.data(),
-          static_cast<int64_t>(rows.shape(0)),
-          static_cast<int64_t>(rows.shape(1)),
-          size(index),
-          size(offsets) - 1,
-          size(out),
-          pointer(beside),
-          pointer(beside_start),
-          beside ? size(*beside) : 0};
-}
-
-template <class T, class E, class B>
-hpcrec::Largest<T, E> largest(const In<B>& rows, const Ids& index, const Ids& offsets, const Out<T>& out,
-                              const Maybe<Ids>& out_start, const Maybe<Out<int32_t>>& winners) {
-  static_assert(sizeof(E) == sizeof(B));
-  return {reinterpret_cast<const E*>(rows.data()),
-          index.data(),
-          offsets.data(),
-          pointer(out_start),
-          out.data(),
-          pointer(winners),
-          static_cast<int64_t>(rows.shape(0)),
-          static_cast<int64_t>(rows.shape(1)),
-          size(index),
-          size(offsets) - 1,
-          size(out)};
-}
-
 // Rows, source starts, rule, rate, eps, rest1, rest2, bound, total width, states of the table beside.
 template <class T>
 using BesideStep =
@@ -163,16 +51,7 @@ template <class T> void bind_lookup(nb::module_& m) {
       "copy_vectors",
       [](In<T> source, Out<T> into, int64_t width, int64_t n, Maybe<Ids> source_start, Maybe<Ids> target_start,
          bool accumulate, Maybe<In<T>> scale) {
-        const hpcrec::Copy<T> call{source.data(),
-                                   into.data(),
-                                   pointer(source_start),
-                                   pointer(target_start),
-                                   pointer(scale),
-                                   n,
-                                   width,
-                                   size(source),
-                                   size(into),
-                                   accumulate};
+        const auto call = copy_of<T>(source, into, width, n, source_start, target_start, accumulate, scale);
         without_gil([&] { hpcrec::copy_vectors(call); });
       },
       "source"_a, "target"_a.noconvert(), "width"_a, "n"_a, "source_start"_a.none(), "target_start"_a.none(),
@@ -187,15 +66,7 @@ template <class T> void bind_lookup(nb::module_& m) {
   m.def(
       "pooled_max_backward",
       [](In<int32_t> winners, Ids offsets, In<T> gradients, Out<T> out, Maybe<Ids> source_start) {
-        const hpcrec::LargestBackward<T> call{winners.data(),
-                                              offsets.data(),
-                                              gradients.data(),
-                                              pointer(source_start),
-                                              out.data(),
-                                              static_cast<int64_t>(out.shape(1)),
-                                              static_cast<int64_t>(out.shape(0)),
-                                              size(offsets) - 1,
-                                              size(gradients)};
+        const auto call = largest_backward<T>(winners, offsets, gradients, out, source_start);
         without_gil([&] { hpcrec::pooled_max_backward(call); });
       },
       "winners"_a, "offsets"_a, "gradients"_a, "out"_a.noconvert(), "source_start"_a.none());
@@ -372,16 +243,6 @@ template <class T> void bind_interaction(nb::module_& m) {
         });
       },
       "first"_a.none(), "block"_a, "gradient"_a, "first_gradient"_a.noconvert().none(), "block_gradient"_a.noconvert());
-}
-
-template <class T> using Vectors3 = nb::ndarray<T, nb::ndim<3>, nb::device::cpu>;
-// Vectors [B, F, D] of any strides but that of the columns; an axis of one has none.
-template <class T> hpcrec::Strided<T> strided(const Vectors3<T>& array) {
-  return {array.data(), array.shape(0) > 1 ? array.stride(0) : 0, array.shape(1) > 1 ? array.stride(1) : 0};
-}
-template <class T> hpcrec::FmSums<T> fm_sums_of(const Vectors3<const T>& vectors) {
-  return {strided(vectors), static_cast<int64_t>(vectors.shape(0)), static_cast<int64_t>(vectors.shape(1)),
-          static_cast<int64_t>(vectors.shape(2))};
 }
 
 template <class T> void bind_fm(nb::module_& m) {
