@@ -444,7 +444,7 @@ def test_an_error_on_the_thread_is_raised_before_rows_that_wait_for_it(folder: P
         with pytest.raises(torch.OutOfMemoryError, match="no room"):
             for step in session.steps():
                 step.run()
-        # The third update fails. That step and the one after it may be over by then; rows of the next wait for the update.
+        # The third update fails. That step and the one after it may be over by then; rows of the next wait for it.
         assert 2 <= session.step <= 4
         session.parts.pipeline._flight = None  # so that it can be closed
 
