@@ -71,6 +71,10 @@ def test_in_an_empty_environment_it_trains(wheel: Path, tmp_path: Path, extra: s
         two = alone(tmp_path, "hpcrec", "run", "-n", "2", "--", "train", "two.toml")
         assert "Horovod" in two.stdout + two.stderr, "one line says that sums go by MPI, and how to have Horovod"
         finished(tmp_path / "two")
+        told = "import hpcrec; print(hpcrec.launch(lambda: hpcrec.train('three.toml').status, ranks=2))"
+        (tmp_path / "three.toml").write_text(CONFIG % "three")
+        assert "finished" in alone(tmp_path, "python", "-c", told).stdout, "as from a notebook"
+        finished(tmp_path / "three")
 
 
 def finished(run: Path) -> None:

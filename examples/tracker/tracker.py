@@ -8,16 +8,20 @@ import hpcrec
 
 
 class SqliteTracker:
-    """Tells one run's story to ``path``, under ``name``; what the file has of that name is replaced."""
+    """Tells one run's story to ``path``, under ``name``; what the file has of steps that come anew is replaced."""
 
     def __init__(self, path, name):
         self.name = name
         self.file = sqlite3.connect(path)
         self.file.execute("create table if not exists numbers (run, step, name, value)")
         self.file.execute("create table if not exists runs (run, status, steps, checkpoint)")
-        for table in ("numbers", "runs"):
-            self.file.execute(f"delete from {table} where run = ?", (name,))
         self.checkpoint = None
+
+    def on_begin(self, step):
+        """Forgets how the run ended before, and its numbers past the step that it goes on after: all, of a new run."""
+        with self.file:
+            self.file.execute("delete from numbers where run = ? and step > ?", (self.name, step or -1))
+            self.file.execute("delete from runs where run = ?", (self.name,))
 
     def on_step(self, step, line):
         """Keeps the numbers of a line of metrics.jsonl."""

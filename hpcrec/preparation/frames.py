@@ -21,6 +21,7 @@ from hpcrec.preparation.tablemap import TableMap, places
 
 _BLOCK_ROWS = 1 << 14
 _GROUP_ROWS = 1 << 20
+_PLAIN = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
 
 
 def is_frame(thing: Any) -> bool:
@@ -40,9 +41,20 @@ def table_of(frame: Any) -> pa.Table:
         table = pa.table(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise DataError(f"the frame: Arrow cannot take it ({error}). Give columns one type each.") from error
-    plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-    kinds = [(field.name, plain.get(field.type, field.type)) for field in table.schema]
-    return table.cast(pa.schema(kinds)) if any(field.type in plain for field in table.schema) else table
+    for place, field in enumerate(table.schema):
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if kind in _PLAIN:
+            parts = [_plain(part, _PLAIN[kind]) for part in table.column(place).chunks]
+            column = pa.chunked_array(parts, None if parts else _PLAIN[kind])
+            table = table.set_column(place, field.name, column)
+    return table
+
+
+def _plain(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The values of a column, or of its dictionary: polars has categories in one of views."""
+    if not pa.types.is_dictionary(array.type):
+        return array.cast(kind)
+    return pa.DictionaryArray.from_arrays(array.indices, array.dictionary.cast(kind))
 
 
 def write(frame: Any, path: Path, wanted: TableMap) -> Record:

@@ -10,11 +10,15 @@ from typing import Any
 
 from hpcrec.errors import ConfigError
 
-NAMES = ("on_step", "on_evaluation", "on_checkpoint", "on_end")
+NAMES = ("on_begin", "on_step", "on_evaluation", "on_checkpoint", "on_end")
+_COLUMNS = ("step", "name", "value")  # of CsvLog's files
 
 
 class Callback:
     """What may be told; anything that has one of these methods or more is a callback, of this class or not."""
+
+    def on_begin(self, step: int) -> None:
+        """Training begins after so many steps: 0, or where the run goes on; what was told of later steps comes anew."""
 
     def on_step(self, step: int, line: Mapping[str, Any]) -> None:
         """A line of metrics.jsonl was written that tells of training; ``line`` is what it says.
@@ -33,7 +37,9 @@ class Callback:
 
 
 class CsvLog(Callback):
-    """Writes the numbers of a run to a CSV file, one a line: step, name, value. What the file held is replaced.
+    """Writes the numbers of a run to a CSV file, one a line: step, name, value.
+
+    What the file held is replaced; where a run goes on, that of the steps before stays.
 
     Parameters
     ----------
@@ -42,16 +48,23 @@ class CsvLog(Callback):
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
-        self._begun = False
+
+    def on_begin(self, step: int) -> None:
+        """See ``Callback``."""
+        before: list[list[str]] = []
+        if step > 0 and self._path.exists():
+            with self._path.open(newline="") as file:
+                held = csv.reader(file)
+                if next(held, None) == list(_COLUMNS):
+                    before = [row for row in held if row[:1] and row[0].isdigit() and int(row[0]) <= step]
+        with self._path.open("w", newline="") as file:
+            csv.writer(file).writerows([_COLUMNS, *before])
 
     def on_step(self, step: int, line: Mapping[str, Any]) -> None:
         """See ``Callback``."""
         numbers = {name: value for name, value in line.items() if isinstance(value, int | float) and name != "step"}
-        with self._path.open("a" if self._begun else "w", newline="") as file:
-            out = csv.writer(file)
-            out.writerows([] if self._begun else [("step", "name", "value")])
-            out.writerows((step, name, value) for name, value in numbers.items())
-        self._begun = True
+        with self._path.open("a", newline="") as file:
+            csv.writer(file).writerows((step, name, value) for name, value in numbers.items())
 
     on_evaluation = on_step
 

@@ -1,5 +1,6 @@
 """``hpcrec.train`` in this process: what it gives and leaves, errors, interrupts, models that nobody can import."""
 
+import csv
 import gc
 import json
 import os
@@ -32,6 +33,9 @@ class Noted:
 
     def __init__(self) -> None:
         self.said: list[tuple[Any, ...]] = []
+
+    def on_begin(self, step: int) -> None:
+        self.said.append(("begin", step, ""))
 
     def on_step(self, step: int, line: dict[str, Any]) -> None:
         self.said.append(("step", step, line["loss"]))
@@ -91,6 +95,23 @@ def test_a_run_tells_of_itself(files: dict[str, str], tmp_path: Path) -> None:
     assert [loss for kind, _, loss in noted.said if kind == "step"] == [h["loss"] for h in run.history if "loss" in h]
     rows = (tmp_path / "log.csv").read_text().splitlines()
     assert rows[0] == "step,name,value" and f"4,loss,{run.history[1]['loss']}" in rows
+    hpcrec.train(run.config, callbacks=[table], run={"folder": tmp_path / "other"})
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == len(rows), "what the file held is replaced"
+
+
+def test_a_csv_file_goes_on_with_its_run(files: dict[str, str], tmp_path: Path) -> None:
+    log, noted = tmp_path / "log.csv", Noted()
+    given = sections(files, tmp_path / "run")
+    stopped = hpcrec.train(callbacks=[Interrupting(2), hpcrec.CsvLog(log)], **given)
+    first = stopped.summary["steps"]
+    assert stopped.status == "stopped" and 2 <= first < 6
+    with log.open("a") as file:
+        file.write(f"{first + 1},loss,0.5\n")  # of a step that was lost
+    run = hpcrec.train(callbacks=[hpcrec.CsvLog(log), noted], **given)
+    with log.open(newline="") as file:
+        found = [(int(row["step"]), float(row["value"])) for row in csv.DictReader(file) if row["name"] == "loss"]
+    assert found == [(line["step"], line["loss"]) for line in run.history if "loss" in line]
+    assert [step for step, _ in found] == [2, 4, 6] and noted.said[0] == ("begin", first, "")
 
 
 def test_a_run_imports_no_compiler(files: dict[str, str], tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from hpcrec.data import hashing
 from hpcrec.data import vocabulary as vocabulary_file
 from hpcrec.data.verify import verify
 from hpcrec.errors import ConfigError, DataError
-from hpcrec.preparation import vocabulary
+from hpcrec.preparation import frames, vocabulary
+from hpcrec.preparation.cells import ArrowCells
 from hpcrec.preparation.convert import prepare_table
 from hpcrec.preparation.schema import Columns, DataSet
 from hpcrec.preparation.tablemap import load_map
@@ -242,6 +243,20 @@ def test_parquet_gives_the_samples_of_the_text(tmp_path: Path) -> None:
     with DataSet(tmp_path / "pieces" / "train.index.json") as data:
         np.testing.assert_array_equal(data.read(0, 5).sparse["tags"].ids, text.sparse["tags"].ids)
         assert data.label_names == ("click", "bought"), "an index of pieces has what they have"
+
+
+def test_text_that_a_frame_keeps_as_views_is_text(tmp_path: Path) -> None:
+    """Also as categories, and in parts, as polars hands them over."""
+    names = pa.array(["a", "b"], pa.string_view())
+    parts = [pa.DictionaryArray.from_arrays(pa.array(at, pa.uint32()), names) for at in ([0, 1, None], [1])]
+    text = pa.chunked_array([["x", None, "y"], ["x"]], pa.string_view())
+    frame = pa.table({"site": pa.chunked_array(parts), "page": text, "n": [1, 2, 3, 4]})
+    found = frames.table_of(frame)
+    assert found.to_pydict() == {"site": ["a", "b", None, "b"], "page": ["x", None, "y", "x"], "n": [1, 2, 3, 4]}
+    assert frames.table_of(frame.slice(0, 0)).num_rows == 0 == frames.table_of(frame.schema.empty_table()).num_rows
+    pq.write_table(found, tmp_path / "frame.parquet")
+    assert pq.read_table(tmp_path / "frame.parquet").to_pydict() == found.to_pydict()
+    assert ArrowCells(found.column("site")).array.to_pylist() == ["a", "b", None, "b"]
 
 
 @pytest.mark.parametrize(
