@@ -11,8 +11,8 @@
 ``partition``  towers that are found (``towers_parts/partition_part.py``)
 
 Runs whose AUC is known to the cache are not run again: take another one for another product. Those of the committed
-figures are in benchmarks/results/towers_runs.jsonl, which ``--known`` takes too. The JSON of each part but
-the first lies beside it, as <FILE>_<part>.
+figures, but for parts ``movielens`` and ``partition``, are in benchmarks/results/towers_runs.jsonl, which ``--known``
+takes too. The JSON of each part but the first lies beside it, as <FILE>_<part>.
 """
 
 from pathlib import Path

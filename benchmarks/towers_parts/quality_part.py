@@ -9,8 +9,8 @@ nothing else uses (``at_edge`` where one is the least or the largest of all): of
 ``narrow``, the flat model with rows of width 16 / r, of which as many bytes cross hosts as of towers of ratio r, or
 more. They are sought at a share of 5 %, by steps of 2 to 3.3 times, from two places; and where smaller dense rates
 have an AUC that is less by no more than ``TIE``, the least of them is taken, for the largest rate by which one seed
-learns is too large for some others. A gap is the mean difference over
-seeds, its interval the 95 % one of Student's t.
+learns is too large for some others. (Where it is better by more than that it is taken all the same, and some seeds may
+learn badly by it.) A gap is the mean difference over seeds, its interval the 95 % one of Student's t.
 
 ``planted``   share 5 %, 8 seeds, towers those planted, r = 2, 4, 8, DLRM: ``towers.auc_interval.planted.<model>`` is
               the lower end at r = 4 of AUC - flat's, ``towers.over_narrow_interval.planted.<model>`` over narrow rows;

@@ -128,6 +128,7 @@ def train(
 
             with session.parts.world.noting_stalls(note):
                 try:
+                    told.begin(first)
                     with _stop_time(session, environment, first, config.checkpoint.every, stop_s) as stop_time:
                         outcome = loop.run(told, stop_time, partial(_note_staleness, main, run, config, claim))
                 except Exception as error:

@@ -131,7 +131,10 @@ class Telemetry:
                 say(f"hpcrec: {error} TensorBoard is left out: the run goes on without it.\n")
         if progress:
             self._bar = Bar(sys.stderr, columns=columns, first_step=first_step, total_steps=total_steps, parts=parts)
-        tell(self._callbacks, "on_begin", first_step)
+
+    def begin(self, step: int) -> None:
+        """Training begins after so many steps."""
+        tell(self._callbacks, "on_begin", step)
 
     def step(self, seconds: float, samples: int, *, loss: float | None = None, wire_bytes: float | None = None) -> None:
         """Counts one step.

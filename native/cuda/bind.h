@@ -4,11 +4,16 @@
 #ifndef HPCREC_EMULATED
 #define HPCREC_DEVICE_ARRAYS
 #endif
+#include <type_traits>
+
 #include "hpcrec/arrays.h"
 
 #include "device.h"
 
 namespace hpcrec::bindings {
+#ifndef HPCREC_EMULATED
+static_assert(std::is_same_v<Where, nb::device::cuda>, "hpcrec/arrays.h was included before bind.h");
+#endif
 using Faults = Out<int32_t>;
 
 inline cuda::Queue queue(uintptr_t stream, const Faults& faults) {

@@ -220,6 +220,17 @@ def test_an_error_is_raised_and_the_process_goes_on(files: dict[str, str], tmp_p
     with pytest.raises(KeyError, match="mine"):
         hpcrec.train(callbacks=[Breaks(), end], **sections(files, tmp_path / "run"))
     assert end.status == "failed"
+
+    class BreaksFirst:
+        def on_begin(self, step: int) -> None:
+            raise KeyError("first")
+
+    end = OnlyEnd()
+    with pytest.raises(KeyError, match="first"):
+        hpcrec.train(callbacks=[BreaksFirst(), end], **sections(files, tmp_path / "begun"))
+    assert (
+        end.status == "failed" and json.loads((tmp_path / "begun" / "summary.json").read_text())["status"] == "failed"
+    )
     with pytest.raises(DataError, match="no such file"):
         hpcrec.train(**sections({"train": str(tmp_path / "absent.h5")}, tmp_path / "run"))
     with pytest.raises(NonFiniteError):
